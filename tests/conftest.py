@@ -53,45 +53,36 @@ SMALL: dict[str, Any] = {
 STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
-    "measure/train/test_strategies.py", "models/observe/test_memory.py", "docs/test_code_blocks.py",
-    "show/explorer/test_page.py", "measure/launcher/test_hosts.py", "test_release.py", "measure/sweep/test_slurm.py",
-    "measure/sweep/test_run_stopped.py", "measure/launcher/test_run.py", "measure/sweep/test_run.py",
-    "show/test_report.py", "cli/test_app.py", "test_published_notebooks.py", "show/explorer/test_state.py",
-    "show/explorer/test_live.py",
+    "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py", "test_release.py",
+    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py",
+    "measure/launcher/test_hosts.py",
+    "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py",
+    "test_published_notebooks.py",
+    "show/explorer/test_state.py", "show/explorer/test_live.py",
 ]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.
 
-The first two stand for the two groups of those that import torch.
+The first file that `imports_torch` stands for all of them.
 """
-MEASURING = "torch, which measures"
 FORK_SERVERS = 2
 
 
 @functools.cache
 def imports_torch(file: str) -> bool:
-    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s."""
+    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
     imports = r"lazy\.Module|strategies\.load|^ +(import|from) (torch|deepspeed|transformers)\b"
     return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
-def group(nodeid: str) -> str:
-    """Return the name of the tests that one worker runs: a file, or one of two groups of those that import torch."""
-    file = nodeid.partition("::")[0]
-    if not imports_torch(file):
-        return file
-    if file.startswith("tests/measure/"):
-        return MEASURING
-    return "torch"
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole groups to workers; one worker with all that imports torch would be the last to end."""
+    """Give whole files to workers, and all that import torch to the same one."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group(nodeid)
+            file = super()._split_scope(nodeid)
+            return "torch" if imports_torch(file) else file
 
     return Scheduling(config, log)
 
@@ -117,51 +108,43 @@ def pytest_collection() -> Iterator[None]:
 
 
 _session = contextlib.ExitStack()
-_servers: list[dict[str, str]] = []
-"""Of the process that starts the workers: device -> socket, for each of the fork servers."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Let the workers share a few fork servers: each spends 5 s on imports, and trains one run after the other."""
-    if not find_spec("torch") or "not process" in node.config.option.markexpr:
-        return
-    while len(_servers) < min(FORK_SERVERS, node.workerinput["workercount"]):
-        servers = {
-            device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}
-        }
-        for server in servers.values():
-            _session.callback(server.close)
-        _servers.append({device: str(server.socket) for device, server in servers.items()})
-    node.workerinput["fork_servers"] = _servers
+    if find_spec("torch") and "not process" not in node.config.option.markexpr:
+        place = int(node.gateway.id.removeprefix("gw"))
+        if place < FORK_SERVERS:
+            servers = {
+                device: local.ForkServer(device) for device in {"cpu", hardware.default_device()}
+            }
+            for server in servers.values():
+                _session.callback(server.close)
+            _servers.append({device: str(server.socket) for device, server in servers.items()})
+        node.workerinput["fork_servers"] = _servers[place % FORK_SERVERS]
+
+
+_servers: list[dict[str, str]] = []
+"""Of the process that starts the workers: device -> socket, for each of the fork servers."""
 
 
 @functools.cache
-def _wait_ready(socket: str) -> None:
-    log = Path(socket).with_name("server.log")
-    wait_until(lambda: b"ready" in log.read_bytes().splitlines(), f"{socket} listens")
-
-
-@functools.cache
-def _start_fork_server() -> None:
+def _share_fork_server(config: pytest.Config) -> None:
     """Let all launches of the session, those in notebook kernels too, share one warm fork server."""
+    for device, path in getattr(config, "workerinput", {}).get("fork_servers", {}).items():
+        log = Path(path).with_name("server.log")
+        wait_until(lambda: b"ready" in log.read_bytes().splitlines(), f"{path} listens")  # noqa: B023
+        os.environ[local.socket_variable(device)] = path
     if find_spec("torch"):  # where nothing can be trained, results can still be read
         _session.enter_context(local.shared_servers({"cpu", hardware.default_device()}))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Share a fork server from the first test that starts processes on; the group that trains most has the first."""
-    if not item.get_closest_marker("process"):
-        return
-    servers = getattr(item.config, "workerinput", {}).get("fork_servers")
-    if servers:
-        place = 0 if group(item.nodeid) == MEASURING else -1
-        for device, socket in servers[place].items():
-            _wait_ready(socket)
-            os.environ[local.socket_variable(device)] = socket
-    else:
-        _start_fork_server()
+    """Start the fork server before the first test that starts processes."""
+    if item.get_closest_marker("process"):
+        _share_fork_server(item.config)
 
 
 def pytest_unconfigure() -> None:

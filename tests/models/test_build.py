@@ -62,10 +62,10 @@ def test_modes_with_cuda_graphs_reach_the_compiler(small, mode, options):
     assert compiling.compile_options(small(compile=mode)) == options
 
 
-def test_graphs_are_kept_by_precision(small, monkeypatch):
+def test_graphs_are_kept_by_precision(small):
     """Otherwise bf16 ran the fp16 graph of an earlier run, without loss scaling."""
     config = torch.compiler.config
-    monkeypatch.setattr(config, "cache_key_tag", "")
-    for precision in ("bf16", "fp32"):
-        compiling.separate_caches(small(precision=precision))
-        assert config.cache_key_tag == precision
+    with config.patch(cache_key_tag=""):  # pytest's monkeypatch would delete it
+        for precision in ("bf16", "fp32"):
+            compiling.separate_caches(small(precision=precision))
+            assert config.cache_key_tag == precision
