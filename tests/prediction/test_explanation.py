@@ -1,4 +1,4 @@
-"""What is said about a recommended setting and its alternatives, with made-up figures."""
+"""The explanation of a recommended setting and its alternatives, with made-up figures."""
 
 import math
 import re
