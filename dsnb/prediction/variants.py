@@ -41,6 +41,8 @@ def _changes(setting: Experiment) -> Iterator[dict[str, Any]]:
         yield {"compile_unit": "model" if setting.compiles_blocks else "block"}
     if "reduce_gradients" in chosen.settings and accumulates:
         yield {"reduce_gradients": "step"}
+    if "gathered_weights" in chosen.settings:
+        yield {"gathered_weights": "micro-batch"}
     # DeepSpeed's native bf16 reduces gradients in bf16, too: the training is as exact.
     if "gradient_compression" in chosen.settings and setting.precision == "bf16":
         yield {"gradient_compression": "bf16"}

@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "search_space.md"
 COMMON = {"model": "opt-1.3b", "device": "cuda", "precision": "bf16", "seq_len": 2048, "gpus": 8}
 """OPT's vocabulary of 50,272 is no multiple of 64."""
 PADDED = {"pad_vocab": 64}
+KEPT = {"gathered_weights": "micro-batch"}
 RECOMPUTED = {"activation_checkpointing": True, "checkpoint_every": 2}
 
 
@@ -47,8 +48,8 @@ def changed(one, fixed=(), **settings):
         ),
         ({"strategy": "ddp"}, [{"gradient_compression": "bf16"}, PADDED]),
         ({"strategy": "ddp", "precision": "fp32"}, [PADDED]),
-        ({"strategy": "fsdp", "compile": "default"}, [PADDED]),
-        ({"strategy": "fsdp", "grad_accum": 2}, [{"reduce_gradients": "step"}, PADDED]),
+        ({"strategy": "fsdp", "compile": "default"}, [KEPT, PADDED]),
+        ({"strategy": "fsdp", "grad_accum": 2}, [{"reduce_gradients": "step"}, KEPT, PADDED]),
         ({"zero_stage": 1, "model": "llama-3.2-1b"}, []),  # 128,256 are a multiple of 64
     ],
     ids=str,
