@@ -1,20 +1,11 @@
-"""One run of `benchmarks.trainers`, in one rank: `python -m benchmarks.trainer_run SPECIFICATION RESULT`.
+"""One run of `benchmarks.trainers` with transformers' Trainer or a loop of plain torch, in one rank.
 
-The specification is the JSON of a `benchmarks.trainers.Run`; rank 0 writes what it measured to RESULT.
-All ways start with dsnb's weights and train on dsnb's tokens, so that their losses are comparable.
-Tokens/s are those of the timed steps by the wall clock, with the device idle at both ends.
+All start with dsnb's weights and train on dsnb's tokens, so that losses are comparable. Tokens/s are
+those of the timed steps by the wall clock, with the device idle at both ends.
 """
 
-import json
-import os
-import statistics
-import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -30,19 +21,24 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-import dsnb
 from benchmarks import gpt2_loop
-from benchmarks.trainers import CLIPPING, LIMIT_S, RATE, WARMUP, Run, recommended
+from benchmarks.trainers import (
+    CLIPPING,
+    RATE,
+    WARMUP,
+    Record,
+    Run,
+    first_and_mean,
+    make_rank,
+    training_of,
+)
 from dsnb.base.formulas import metrics
 from dsnb.base.system.hardware import GIB
-from dsnb.measure.launcher.run import launch
 from dsnb.measure.train.data import SYNTHETIC_STEPS, batches
 from dsnb.models.build import init_weights, model_config
-from dsnb.results.runs.load import load_steps
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "liger-kernel")
 TRAINER_OPTIONS: dict[str, dict[str, Any]] = {
     "trainer": {},
     "compile": {"torch_compile": True},
@@ -50,8 +46,6 @@ TRAINER_OPTIONS: dict[str, dict[str, Any]] = {
     "liger_compile": {"use_liger_kernel": True, "torch_compile": True},
 }
 AUTO = "auto"
-MARGIN_S = 15.0
-"""dsnb ends a run this long before it would be killed, and says why."""
 ZERO: dict[str, dict[str, Any]] = {
     "zero1": {"stage": 1},
     "zero2": {
@@ -76,7 +70,6 @@ ZERO: dict[str, dict[str, Any]] = {
     },
 }
 """DeepSpeed's ZeRO in the examples of transformers' documentation, without offload."""
-Figures = dict[str, Any]
 
 
 class Tokens(Dataset[dict[str, Tensor]]):
@@ -112,12 +105,12 @@ class Window:
         if step == self.last:
             self.ended_s = self._idle_s()
 
-    def figures(self) -> Figures:
+    def figures(self) -> Record:
         """Return speed, and the peaks of memory of the whole training on this rank."""
         wall_s = self.ended_s - self.began_s
         steps = self.last - self.first
         speed = metrics.tokens_per_s(self.tokens, [wall_s / steps] * steps)
-        figures: Figures = {"tokens_per_s": speed, "step_s": wall_s / steps}
+        figures: Record = {"tokens_per_s": speed, "step_s": wall_s / steps}
         if self.is_cuda:
             figures["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / GIB
             figures["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
@@ -141,24 +134,6 @@ class WindowCallback(TrainerCallback):
         self.window.after_step(state.global_step)
 
 
-def training_of(run: Run) -> Experiment:
-    """Return dsnb's settings of the same model, batch and tokens."""
-    is_cuda = run.device == "cuda"
-    return Experiment(
-        model=run.task.model,
-        gpus=run.task.gpus,
-        device=run.device,
-        precision="bf16" if is_cuda else "fp32",
-        micro_batch_size=run.micro_batch_size,
-        grad_accum=run.grad_accum,
-        seq_len=run.task.seq_len,
-        gradient_clipping=CLIPPING,
-        learning_rate=RATE,
-        warmup_steps=WARMUP,
-        steps=run.task.steps,
-    )
-
-
 def build_model(experiment: Experiment, device: torch.device) -> PreTrainedModel:
     """Return the model as transformers has it, in fp32, partitioned if DeepSpeed's ZeRO 3 is active."""
     config = model_config(experiment)
@@ -180,7 +155,7 @@ def micro_batches(experiment: Experiment, vocab: int) -> list[Tensor]:
 
 def deepspeed_options(way: str, device: str) -> dict[str, Any]:
     """Return DeepSpeed's configuration with all values that the Trainer can fill in left to it."""
-    optimizer = {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
+    optimizer: Record = {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO}
     if device == "cpu":
         optimizer["torch_adam"] = True  # DeepSpeed would compile its own for a minute
     return {
@@ -194,7 +169,7 @@ def deepspeed_options(way: str, device: str) -> dict[str, Any]:
     }
 
 
-def with_trainer(run: Run) -> Figures:
+def with_trainer(run: Run) -> Record:
     """Train with transformers' Trainer."""
     experiment = training_of(run)
     steps = WARMUP + run.task.steps
@@ -238,7 +213,7 @@ def with_trainer(run: Run) -> Figures:
     return {**window.figures(), "loss_first": losses[0], "loss_mean": losses[1]}
 
 
-def with_gpt2_loop(run: Run) -> Figures:
+def with_gpt2_loop(run: Run) -> Record:
     """Train with a loop of plain torch."""
     experiment = training_of(run)
     source = build_model(experiment, torch.device(run.device))
@@ -254,70 +229,16 @@ def with_gpt2_loop(run: Run) -> Figures:
     steps = [in_steps[step % SYNTHETIC_STEPS] for step in range(WARMUP + run.task.steps)]
     window = Window(run, experiment.tokens_per_step)
     losses = gpt2_loop.train(model, optimizer, steps, CLIPPING, window.after_step)
-    return {**window.figures(), **_first_and_mean(losses)}
+    return {**window.figures(), **first_and_mean(losses)}
 
 
-def with_dsnb(run: Run) -> Figures:
-    """Train with the settings that dsnb recommends, by its own launcher."""
-    same = training_of(run).model_dump(exclude_unset=True)
-    limit = {"time_limit_s": LIMIT_S - MARGIN_S}
-    experiment = Experiment(**{**recommended(run.task.model), **same, **limit})
-    with tempfile.TemporaryDirectory() as folder:
-        result = launch(experiment, Path(folder) / "run1", progress=False)
-        losses = list(load_steps(result.run_dir)["loss"]) if result.status == "ok" else []
-    if result.status != "ok":
-        return {"status": result.status, "cause": result.cause, "settings": experiment.name}
-    names = ("tokens_per_s", "peak_allocated_gib", "peak_reserved_gib")
-    figures = {name: result.summary.get(name) for name in names}
-    figures["step_s"] = experiment.tokens_per_step / figures["tokens_per_s"]
-    return {**figures, **_first_and_mean(losses), "settings": experiment.name}
-
-
-def _first_and_mean(losses: list[float]) -> Figures:
-    """Return the first loss and the mean of all others, the figures that transformers' Trainer logs."""
-    return {"loss_first": losses[0], "loss_mean": statistics.fmean(losses[1:])}
-
-
-OTHER_WAYS: dict[str, Callable[[Run], Figures]] = {
-    "gpt2_loop": with_gpt2_loop,
-    "dsnb": with_dsnb,
-}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that matter, of those installed."""
-    found = {"dsnb": dsnb.__version__}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def measured(run: Run) -> Figures:
-    """Return the status of a run, with its figures or its cause of failure."""
-    try:
-        return {"status": "ok", **OTHER_WAYS.get(run.way, with_trainer)(run)}
-    except Exception as error:
-        traceback.print_exc()
-        is_oom = "out of memory" in str(error).lower()
-        cause = f"{type(error).__name__}: {error}"[:300]
-        return {"status": "oom" if is_oom else "failed", "cause": cause}
-
-
-def main() -> None:
-    """Make one rank of a run."""
-    specification, result = sys.argv[1:]
-    run = Run.of(json.loads(specification))
+def main(run: Run) -> Record:
+    """Train in the way of a run."""
     if run.device == "cpu":
         deepspeed.ops.__compatible_ops__ = {}  # it would compile an op for a minute
-    figures = measured(run)
-    if int(os.environ.get("RANK", "0")) == 0:
-        Path(result).write_text(json.dumps({**figures, "versions": versions()}))
-    sys.stdout.flush()
-    os._exit(0)  # process groups and compile workers may wait for each other at the end
+    train = with_gpt2_loop if run.way == "gpt2_loop" else with_trainer
+    return train(run)
 
 
 if __name__ == "__main__":
-    main()
+    make_rank(main)

@@ -1,10 +1,11 @@
 """Other ways to train beside dsnb's recommendation: `python -m benchmarks.trainers OUTPUT SECONDS [--only NAME ...]`.
 
 Model, micro-batch, accumulation, sequence, precision, optimizer, clipping, initial weights and tokens
-are the same for all ways of a task. Each run is a process of its own (`benchmarks.trainer_run`); when
-it ends, a line is added to OUTPUT/trainers.jsonl. A run that is in there, or in
-benchmarks/trainers.jsonl for the same kind of GPU, is not made again, so a further call goes on where
-the last one ended. If a way runs out of memory, the micro-batch is halved and accumulation doubled.
+are the same for all ways of a task. Each run has processes of its own (`benchmarks.trainer_run` and
+`benchmarks.trainer_dsnb`); when it ends, a line is added to OUTPUT/trainers.jsonl. A run that is in
+there, or in benchmarks/trainers.jsonl for the same kind of GPU, is not made again, so a further call
+goes on where the last one ended. If a way runs out of memory, the micro-batch is halved and
+accumulation doubled.
 
 The most important ways come first, then the others, then repeats. `--only` chooses runs whose name,
 such as `gpt2/trainer/1`, contains one of the words; `--gpus 4` makes the tasks of four GPUs.
@@ -21,17 +22,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
+import dsnb
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.results.runs.labels import count
+from dsnb.settings.experiment import Experiment
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "trainers.jsonl"
@@ -66,6 +71,7 @@ FOR_GPT2 = ("trainer", "compile", "zero2", "gpt2_loop", "dsnb", "zero1", "zero3"
 """Liger has no kernels for GPT-2."""
 SHARDED = ("zero2", "zero3", "dsnb")
 """Ways that fit 8 billion parameters on four GPUs of 80 GB."""
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "liger-kernel")
 Record = dict[str, Any]
 NOT_MEASURED = ["Not measured yet."]
 
@@ -128,6 +134,11 @@ class Run:
     def fields(self) -> Record:
         """Return the fields that identify the run."""
         return {key: getattr(self, key) for key in self.__dataclass_fields__}
+
+    @property
+    def module(self) -> str:
+        """The module that makes the run."""
+        return "benchmarks.trainer_dsnb" if self.way == "dsnb" else "benchmarks.trainer_run"
 
     def halved(self) -> "Run":
         """Return the run with half the micro-batch and the same tokens per step."""
@@ -192,6 +203,54 @@ def planned(names: Iterable[str], device: str) -> Iterator[Run]:
                         yield Run(name, way, repeat, batch, task.grad_accum, device)
 
 
+def training_of(run: Run) -> Experiment:
+    """Return dsnb's settings of the same model, batch and tokens."""
+    is_cuda = run.device == "cuda"
+    return Experiment(
+        model=run.task.model,
+        gpus=run.task.gpus,
+        device=run.device,
+        precision="bf16" if is_cuda else "fp32",
+        micro_batch_size=run.micro_batch_size,
+        grad_accum=run.grad_accum,
+        seq_len=run.task.seq_len,
+        gradient_clipping=CLIPPING,
+        learning_rate=RATE,
+        warmup_steps=WARMUP,
+        steps=run.task.steps,
+    )
+
+
+def make_rank(measure: Callable[[Run], Record]) -> None:
+    """Make one rank of a run, in a process whose arguments are its specification and rank 0's file for the figures."""
+    specification, result = sys.argv[1:]
+    try:
+        figures = {"status": "ok", **measure(Run.of(json.loads(specification)))}
+    except Exception as error:
+        traceback.print_exc()
+        is_oom = "out of memory" in str(error).lower()
+        cause = f"{type(error).__name__}: {error}"[:300]
+        figures = {"status": "oom" if is_oom else "failed", "cause": cause}
+    if int(os.environ.get("RANK", "0")) == 0:
+        Path(result).write_text(json.dumps({**figures, "versions": versions()}))
+    sys.stdout.flush()
+    os._exit(0)  # process groups and compile workers may wait for each other at the end
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that matter, of those installed."""
+    found = {"dsnb": dsnb.__version__}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def first_and_mean(losses: list[float]) -> Record:
+    """Return the first loss and the mean of all others, the figures that transformers' Trainer logs."""
+    return {"loss_first": losses[0], "loss_mean": statistics.fmean(losses[1:])}
+
+
 def environments(run: Run) -> list[dict[str, str]]:
     """Return the environment variables of each rank that is started; dsnb starts its ranks itself."""
     common = {"HF_HUB_OFFLINE": "1"}
@@ -223,7 +282,7 @@ def make(run: Run, limit_s: float, log: Path) -> Record:
         text.write(f"\n=== {run.label}, micro-batch {run.micro_batch_size}\n")
         text.flush()
         result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.trainer_run", json.dumps(run.fields()), result]
+        command = [sys.executable, "-m", run.module, json.dumps(run.fields()), str(result)]
         ranks = [
             subprocess.Popen(
                 command,
@@ -307,7 +366,8 @@ def cell(records: list[Record], task: Task) -> str:
     if not records:
         return ""
     if records[0]["status"] != "ok":
-        return {"oom": "out of memory"}.get(records[-1]["status"], records[-1]["status"])
+        status = str(records[-1]["status"])
+        return "out of memory" if status == "oom" else status
     speed = statistics.median(record["tokens_per_s"] for record in records)
     text = f"{speed:,.0f} ({max(map(_peak, records)):.1f} GiB)"
     batch = records[0]["micro_batch_size"]
