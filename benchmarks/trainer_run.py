@@ -54,8 +54,8 @@ ZERO: dict[str, dict[str, Any]] = {
         "reduce_scatter": True,
         "contiguous_gradients": True,
         "allgather_partitions": True,
-        "allgather_bucket_size": 2e8,
-        "reduce_bucket_size": 2e8,
+        "allgather_bucket_size": 5e8,
+        "reduce_bucket_size": 5e8,
     },
     "zero3": {
         "stage": 3,

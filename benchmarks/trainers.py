@@ -253,7 +253,9 @@ def first_and_mean(losses: list[float]) -> Record:
 
 def environments(run: Run) -> list[dict[str, str]]:
     """Return the environment variables of each rank that is started; dsnb starts its ranks itself."""
-    common = {"HF_HUB_OFFLINE": "1"}
+    beside_python = str(Path(sys.executable).parent)  # where DeepSpeed's op builder finds ninja
+    path = os.pathsep.join([beside_python, os.environ.get("PATH", os.defpath)])
+    common = {"HF_HUB_OFFLINE": "1", "PATH": path}
     arches = os.environ.get("TORCH_CUDA_ARCH_LIST")
     if arches:  # DeepSpeed's op builder fails on the suffix
         common["TORCH_CUDA_ARCH_LIST"] = arches.replace("9.0a", "9.0")

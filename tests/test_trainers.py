@@ -100,6 +100,28 @@ def test_no_run_is_started_without_time(made, tmp_path):
     assert made == []
 
 
+@pytest.mark.parametrize(
+    ("name", "way", "ranks"),
+    [
+        ("gpt2", "trainer", [None]),
+        ("gpt2", "zero2", ["0"]),  # DeepSpeed asks for a rank even if it is alone
+        ("llama-3.1-8b", "zero3", ["0", "1", "2", "3"]),
+        ("llama-3.1-8b", "dsnb", [None]),  # its launcher starts the ranks
+    ],
+)
+def test_each_rank_has_its_environment(name, way, ranks):
+    variables = trainers.environments(Run(name, way, 1, 8, 2, "cuda"))
+    assert [one.get("RANK") for one in variables] == ranks
+    assert len({one.get("MASTER_PORT") for one in variables}) == 1
+
+
+def test_the_suffix_of_an_architecture_is_left_out(monkeypatch):
+    """DeepSpeed's op builder fails on it."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0a")
+    (variables,) = trainers.environments(Run("gpt2", "zero1", 1, 8, 2, "cuda"))
+    assert variables["TORCH_CUDA_ARCH_LIST"] == "9.0"
+
+
 def test_the_recommended_settings_are_those_of_the_tasks():
     for name in trainers.TASKS.keys() - set(trainers.TINY):
         task = trainers.TASKS[name]
