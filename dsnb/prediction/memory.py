@@ -12,7 +12,7 @@ import numpy as np
 
 from dsnb.base.formulas import memory as formulas
 from dsnb.base.formulas.memory import MOMENTS, MemoryParts
-from dsnb.base.formulas.model_shapes import SPLIT, facts
+from dsnb.base.formulas.model_shapes import COUNTED_BY_HAND, facts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
@@ -208,7 +208,7 @@ def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     if experiment.optimizer != "adafactor":
         return MOMENTS * trace.trainable
     known = facts(experiment.model)
-    if known.get("family") in SPLIT or not trace.factored:
+    if known.get("family") in COUNTED_BY_HAND or not trace.factored:
         positions = known.get("positions")
         return formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
     return 4 * trace.factored  # rows and columns

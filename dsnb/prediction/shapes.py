@@ -42,7 +42,14 @@ from typing import Any, NamedTuple
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.memory import lora_parameters
-from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
+from dsnb.base.formulas.model_shapes import (
+    COUNTED_BY_HAND,
+    PRESETS,
+    Shape,
+    facts,
+    local_config,
+    local_fields,
+)
 from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
 
@@ -189,7 +196,7 @@ def _shape_of_file(model: str, config: Mapping[str, Any]) -> Shape | None:
     hidden = config.get("n_embd") or config.get("hidden_size")
     inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
     is_usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
-    if family not in SPLIT or not is_usual or config.get("tie_word_embeddings") is False:
+    if family not in COUNTED_BY_HAND or not is_usual or config.get("tie_word_embeddings") is False:
         return None
     sizes = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
     needed = ["layers", "hidden", "heads", "vocab"]

@@ -216,7 +216,7 @@ def listener(run):
 
 def missplit(run):
     """Train a pipeline of another ZeRO stage whose stages were never split, and expect another data-parallel rank."""
-    engine.split_stage = lambda *_: None
+    engine.split_blocks = lambda *_: None
     engine.data_rank = lambda *_: 1
     change_config(zero_optimization={"stage": 1})
 
