@@ -33,6 +33,10 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 """Largest relative difference of a split block's results and gradients; a wrong split is off by about 1."""
 HEAD_COUNTS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads")
 """Fields of configurations that blocks read."""
+COUNTS_OF_MODULES = (
+    "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "hidden_size", "embed_dim",
+)  # fmt: skip
+"""Attributes of modules that AutoTP divides (its `update_mp_params`)."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -337,7 +341,20 @@ def split(
     ValueError
         If a block cannot be split, or its results differ.
     """
+    with ExitStack() as stack:
+        for block in model_blocks:
+            stack.enter_context(evaluating(block))
+        _split(model_blocks, given, group, cut)
+
+
+def _split(
+    model_blocks: Sequence[nn.Module],
+    given: Sequence[Arguments],
+    group: Any,
+    cut: Callable[[list[dict[str, Any]]], None],
+) -> None:
     ranks = dist.get_world_size(group)
+    rank = dist.get_rank(group)
     of_kinds = []
     for first, *others in kinds(model_blocks).values():
         block = model_blocks[first]
@@ -347,7 +364,8 @@ def split(
     cut(_rules([layout for _, _, layout, _ in of_kinds], ranks))
     for first, others, layout, before in of_kinds:
         for number in (first, *others):
-            _adjust(model_blocks[number], layout, group)
+            _adjust_heads(model_blocks[number], layout, rank, ranks)
+            _communicate(model_blocks[number], layout, group)
         block = model_blocks[first]
         try:
             after = _results(block, given[first], layout)
@@ -390,13 +408,16 @@ def _compare(before: dict[str, Tensor], after: dict[str, Tensor], ranks: int) ->
             raise refusal(ranks, f"the {what} of a split block is {off:.0%} off")
 
 
-def _adjust(block: nn.Module, layout: Layout, group: Any) -> None:
-    """Adjust what AutoTP leaves whole in a block: head counts, gradients, and modules that need all heads."""
-    ranks = dist.get_world_size(group)
+def _communicate(block: nn.Module, layout: Layout, group: Any) -> None:
+    """Let the ranks add up gradients, and exchange what modules need of all heads; AutoTP does neither."""
     for name in layout.partial:
         _sum_gradient(block.get_parameter(name), group)
     for name in layout.across:
         _gather_for(block.get_submodule(name), group)
+
+
+def _adjust_heads(block: nn.Module, layout: Layout, rank: int, ranks: int) -> None:
+    """Give a block the head counts of a rank in its configurations, and what GPT-2 and BLOOM derive from them."""
     owners = {name.rpartition(".")[0] for name in layout.roles}
     for name, module in block.named_modules():
         config = getattr(module, "config", None)
@@ -407,7 +428,7 @@ def _adjust(block: nn.Module, layout: Layout, group: Any) -> None:
         if hasattr(module, "split_size"):  # GPT-2: where keys and values begin
             module.split_size //= ranks
         if "alibi" in inspect.signature(module.forward).parameters:
-            _slice_alibi(module, group)
+            _slice_alibi(module, rank, ranks)
 
 
 def _with_fewer_heads(config: Any, ranks: int) -> Any:
@@ -429,6 +450,50 @@ def _sum_gradient(weight: Tensor, group: Any) -> None:
         return gradient
 
     weight.register_hook(summed)
+
+
+def keep_part(model: Any, ranks: int) -> None:
+    """Give a model the shapes of one rank, without communication, to count what a rank does; its values are wrong."""
+    given = block_arguments(model)
+    model_blocks = blocks(model)
+    with evaluating(model):
+        for numbers in kinds(model_blocks).values():
+            layout = layout_of(model_blocks[numbers[0]], given[numbers[0]], ranks)
+            for number in numbers:
+                block = model_blocks[number]
+                _cut_weights(block, layout, ranks)
+                _adjust_heads(block, layout, 0, ranks)
+                for name in layout.across:
+                    _repeat_for(block.get_submodule(name), ranks)
+
+
+def _cut_weights(block: nn.Module, layout: Layout, ranks: int) -> None:
+    """Keep the first part of the weights of a block's layers, as AutoTP does, and divide its head counts."""
+    for name in layout.sections:
+        layer: Any = block.get_submodule(name)
+        layer.out_features //= ranks
+        layer.weight = nn.Parameter(layer.weight.detach()[: layer.out_features])
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(layer.bias.detach()[: layer.out_features])
+    for name in layout.rows:
+        layer = block.get_submodule(name)
+        layer.in_features //= ranks
+        layer.weight = nn.Parameter(layer.weight.detach()[:, : layer.in_features].contiguous())
+    for name in {role.rpartition(".")[0] for role in layout.roles}:
+        module = block.get_submodule(name)
+        for count in COUNTS_OF_MODULES:
+            if isinstance(getattr(module, count, None), int):
+                setattr(module, count, getattr(module, count) // ranks)
+
+
+def _repeat_for(module: nn.Module, ranks: int) -> None:
+    """Give a module its own inputs in place of other ranks', and keep a part of its output."""
+
+    def repeat(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return torch.cat([inputs[0]] * ranks, dim=-1), *inputs[1:]
+
+    module.register_forward_pre_hook(repeat)
+    module.register_forward_hook(lambda _, __, output: output.chunk(ranks, dim=-1)[0])
 
 
 class _Gather(torch.autograd.Function):
@@ -466,10 +531,8 @@ def _gather_for(module: nn.Module, group: Any) -> None:
     module.register_forward_hook(keep)
 
 
-def _slice_alibi(attention: nn.Module, group: Any) -> None:
-    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x heads, 1, length)."""
-    ranks = dist.get_world_size(group)
-    rank = dist.get_rank(group)
+def _slice_alibi(attention: nn.Module, rank: int, ranks: int) -> None:
+    """Pass an attention layer the ALiBi slopes of a rank's heads only, out of (batch x heads, 1, length)."""
 
     def slice_(
         _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]

@@ -117,8 +117,8 @@ def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
 
 
 def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
-    if experiment.tensor_parallel == 1:
+    """Return the trace of one tensor-parallel rank; by formula ranks share part of a block (Korthikanti et al.)."""
+    if experiment.tensor_parallel == 1 or trace.of_rank:
         return trace
     tokens = experiment.micro_batch_tokens
     replicated = trace.layers * formulas.block_activations(
@@ -152,6 +152,8 @@ class Engine:
         # on the outer stages.
         root_share = trace.of_root / trace.parameters
         of_rank = root_share + (1 - root_share) / experiment.model_parallel
+        if trace.of_rank and experiment.pipeline_parallel == 1:
+            of_rank = trace.of_rank / trace.parameters
         self.experiment = experiment
         self.trace = trace
         self.numbers = experiment.numbers

@@ -87,7 +87,8 @@ class DeepSpeedTrainer(EngineTrainer):
         with_loss = CausalLoss(model, experiment.loss == "chunked")
         if experiment.tensor_parallel > 1:
             split_blocks(experiment, model, blocks(model), split.block_arguments(model))
-            with_loss.ds_autotp_parsed = True  # otherwise DeepSpeed would split it again
+            # Otherwise DeepSpeed would split it again.
+            vars(with_loss)["ds_autotp_parsed"] = True
         if experiment.zero_stage == 3 and experiment.gathers_blocks:
             set_z3_leaf_modules(with_loss, [type(blocks(with_loss)[0])])
         # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the
