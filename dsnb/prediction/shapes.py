@@ -2,8 +2,8 @@
 
 Models are counted operator by operator (`dsnb.models.observe.work`): presets once, in
 `preset_counts.json`, which `python -m benchmarks.preset_counts` makes; others when they are first
-asked for. GPT-2, OPT and BLOOM, which tensor parallelism can split, are counted by hand, in
-`families.toml`, with the part that it splits.
+asked for, with the part that tensor-parallel ranks share. GPT-2, OPT and BLOOM are counted by hand,
+in `families.toml`.
 
 A model that transformers builds but that cannot be counted, because its blocks differ, say, is
 added by a package with an entry point: the type of the model, and a function of its configuration.
@@ -97,8 +97,6 @@ class Counts:
     """Of each block: heads x head size, window, heads."""
     projections: float = 0.0
     """Weights outside blocks that a token is multiplied with, without the output layer's."""
-    divided: float = 0.0
-    """The part of `numbers` that tensor parallelism divides."""
     grouped: float = 0.0
     """The experts' part of `weights`."""
     experts: float = 0.0
@@ -112,6 +110,17 @@ class Counts:
     """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token without products and
     attention, forward and backward, and kernels, forward and backward. Empty where `families.toml`
     has the family."""
+    inside: Mapping[str, Any] = field(default_factory=dict)
+    """Of `traffic`, the bytes forward and backward that tensor-parallel ranks share."""
+
+    @property
+    def divided(self) -> float:
+        """The part of `numbers` that tensor parallelism divides.
+
+        It is one side of each linear layer; the other one, the hidden state, is whole on every
+        rank.
+        """
+        return self.numbers - self.linear * self.hidden
 
     def passes(self, experiment: Experiment, kind: str) -> tuple[Pass, Pass]:
         """Return the forward and the backward pass of a block, with attention's kernels but without its bytes.
@@ -124,7 +133,11 @@ class Counts:
             kind = "compiled"
         numbers = experiment.numbers
         formats = "full" if numbers.computed_bytes == 4 else "half"
-        traced = self.traffic["autocast" if numbers.casts_weights else formats][kind]
+        if numbers.casts_weights:
+            formats = "autocast"
+        traced = self.traffic[formats][kind]
+        inside = self.inside.get(formats, {}).get(kind, (0, 0))
+        others = 1 - 1 / experiment.tensor_parallel
         uncast = self.traffic["full"][kind]
         by_hand = TRACED[kind]
         passes = []
@@ -133,7 +146,7 @@ class Counts:
             casts = 0.0
             if numbers.casts_weights:
                 casts = max(0.0, kernels - uncast[direction + 2])
-            moved = by_hand[direction] * traced[direction]
+            moved = by_hand[direction] * (traced[direction] - others * inside[direction])
             passes.append(Pass(moved, by_hand[direction + 2] * (kernels - casts), casts))
         forward, backward = passes
         return forward, backward
@@ -232,7 +245,6 @@ def _of_shape(model: Shape) -> Counts:
         weights=12 * h * h,
         held=12 * h * h,
         numbers=family["numbers"] * h,
-        divided=12 * h,
         linear=family["linear"],
         adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
         tensors=family["tensors"],

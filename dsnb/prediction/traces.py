@@ -149,8 +149,10 @@ def counts(model: str) -> dict[str, Any]:
     if missing:
         for problem in _make("counts", missing).values():
             raise problem
-    traffic = {mode: _records[key]["traffic"] for mode, key in keys.items()}
-    return _records[keys["half"]] | {"traffic": traffic}
+    of_modes = {}
+    for name in ("traffic", "inside"):
+        of_modes[name] = {mode: _records[key][name] for mode, key in keys.items()}
+    return _records[keys["half"]] | of_modes
 
 
 def start(model: str) -> None:
