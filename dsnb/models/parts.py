@@ -5,7 +5,7 @@ and after the blocks, and which arguments it passes to each block beside the hid
 ALiBi, positions). A stage calls its blocks with the same arguments, so all batches must have one
 shape and no padding, as dsnb's have.
 
-Tensor parallelism is DeepSpeed's AutoTP; `dsnb.models.split` says how it splits a block.
+Tensor parallelism is DeepSpeed's AutoTP; `dsnb.models.layout` says how it splits a block.
 """
 
 from collections.abc import Iterator

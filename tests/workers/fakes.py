@@ -22,8 +22,7 @@ from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, parts
-from dsnb.models import split as splitting
+from dsnb.models import build, layout, parts
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -362,7 +361,7 @@ def divided(run):
 def descent(experiment, device):
     model = build.build(experiment, {}, device)
     if experiment.tensor_parallel > 1:
-        given = splitting.block_arguments(model)
+        given = layout.block_arguments(model)
         engine.split_blocks(experiment, model, parts.blocks(model), given)
     with_loss = CausalLoss(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

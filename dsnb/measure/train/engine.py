@@ -23,7 +23,7 @@ from deepspeed.utils import groups, set_z3_leaf_modules
 from dsnb.measure.train.ask_deepspeed import configured
 from dsnb.measure.train.data import data_rank
 from dsnb.measure.train.trainer import Trainer, communication, make_optimizer
-from dsnb.models import parts, split
+from dsnb.models import layout, parts, split
 from dsnb.models.build import DTYPES, build, build_stage
 from dsnb.models.compile import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.models.loss import CausalLoss, causal_loss
@@ -86,7 +86,7 @@ class DeepSpeedTrainer(EngineTrainer):
         super().__init__(experiment, model)
         with_loss = CausalLoss(model, experiment.loss == "chunked")
         if experiment.tensor_parallel > 1:
-            split_blocks(experiment, model, blocks(model), split.block_arguments(model))
+            split_blocks(experiment, model, blocks(model), layout.block_arguments(model))
             # Otherwise DeepSpeed would split it again.
             vars(with_loss)["ds_autotp_parsed"] = True
         if experiment.zero_stage == 3 and experiment.gathers_blocks:
@@ -214,7 +214,7 @@ def split_blocks(
     experiment: Experiment,
     model: torch.nn.Module,
     of_model: Sequence[torch.nn.Module],
-    given: Sequence[split.Arguments],
+    given: Sequence[layout.Arguments],
 ) -> None:
     """Split the blocks of a model, or of a pipeline's stage, in place."""
     groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)

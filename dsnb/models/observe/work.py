@@ -101,9 +101,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _of_block(
-    experiment: Experiment, fewer: int, more: int
-) -> tuple[NDArray[np.float64], "_Pass"]:
+def _of_block(experiment: Experiment, fewer: int, more: int) -> tuple[NDArray[np.float64], "_Pass"]:
     """Return the totals of a block, the difference of models of fewer and more, and the pass of the latter."""
     small = _follow(experiment, fewer)
     large = _follow(experiment, more)

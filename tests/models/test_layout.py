@@ -8,7 +8,8 @@ from dsnb.base.formulas.model_shapes import PRESETS, facts, undivided
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-build, parts, split = (lazy.Module(f"dsnb.models.{name}") for name in ("build", "parts", "split"))
+build, parts = (lazy.Module(f"dsnb.models.{name}") for name in ("build", "parts"))
+layouts = lazy.Module("dsnb.models.layout")
 memory = lazy.Module("dsnb.models.observe.memory")
 counting = lazy.Module("dsnb.models.observe.work")
 TINY = [name for name in PRESETS if name.endswith("-tiny")]
@@ -17,9 +18,9 @@ HIDDEN, INNER, QUERIES, KEYS, HEADS, LAYERS = 128, 344, 128, 64, 4, 4
 
 
 def layout(model, ranks=2):
-    given = split.block_arguments(model)
-    with split.evaluating(model):
-        return split.layout_of(parts.blocks(model)[0], given[0], ranks)
+    given = layouts.block_arguments(model)
+    with layouts.evaluating(model):
+        return layouts.layout_of(parts.blocks(model)[0], given[0], ranks)
 
 
 @pytest.fixture
@@ -79,10 +80,10 @@ def test_a_preset_that_the_settings_allow_can_be_split(small, name):
     allowed = not undivided("tensor_parallel", 2, sizes) and sizes.get("experts", 0) < 2
     model = build.build_on_meta(small(model=name))
     if allowed:
-        split.check(model, 2)
+        layouts.check(model, 2)
         return
     with pytest.raises(ValueError, match=r"^tensor_parallel is 2: "):
-        split.check(built_whole(model), 2)
+        layouts.check(built_whole(model), 2)
 
 
 def built_whole(model):
@@ -99,7 +100,7 @@ def test_a_layer_that_nothing_follows_is_named(built):
     with pytest.raises(
         ValueError, match=r"no linear layer follows mlp\.gate_proj in a block; set it to 1$"
     ):
-        split.check(model, 2)
+        layouts.check(model, 2)
 
 
 def test_sizes_that_ranks_cannot_share_are_named(built):
@@ -109,9 +110,10 @@ def test_sizes_that_ranks_cannot_share_are_named(built):
         block.mlp.up_proj = torch.nn.Linear(HIDDEN, 345)
         block.mlp.down_proj = torch.nn.Linear(345, HIDDEN)
     with pytest.raises(
-        ValueError, match=r"^tensor_parallel is 2: it must divide the 345 outputs of mlp\.gate_proj$"
+        ValueError,
+        match=r"^tensor_parallel is 2: it must divide the 345 outputs of mlp\.gate_proj$",
     ):
-        split.check(model, 2)
+        layouts.check(model, 2)
 
 
 def test_training_modes_and_weights_are_as_before(built):
@@ -119,7 +121,7 @@ def test_training_modes_and_weights_are_as_before(built):
     model.train()
     model.model.norm.training = False
     before = [weight.clone() for weight in model.parameters()]
-    split.check(model, 2)
+    layouts.check(model, 2)
     assert [module for module in model.modules() if not module.training] == [model.model.norm]
     assert all(map(torch.equal, before, model.parameters()))
     assert all(weight.grad is None for weight in model.parameters())
