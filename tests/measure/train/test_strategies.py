@@ -7,6 +7,7 @@ Each family and each strategy is in the list, but not each pair.
 """
 
 import json
+import re
 
 import pytest
 
@@ -82,15 +83,19 @@ DIVIDED = {
 UNDIVIDED = {
     "mixtral": (
         {"num_local_experts": 4},
-        "{file} has 4 experts, whose weights AutoTP does not split",
+        r".*/mixtral\.json has 4 experts, whose weights AutoTP does not split",
     ),
     "cohere": (
         {"use_qk_norm": True},
-        "self_attn.q_norm.weight is in no linear layer and belongs to all heads",
+        r"self_attn\.q_norm\.weight is in no linear layer and belongs to all heads",
     ),
-    "stablelm": (
+    "stablelm": (  # a norm for each head
         {"qk_layernorm": True},
-        "the gradient of the self_attn.q_layernorm.norms.0.weight of a split block is 167% off",
+        r"the gradient of the self_attn\.q_layernorm\.norms\.0\.weight of a split block is \d+% off",
+    ),
+    "falcon": (
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": None},
+        r"a split block fails \(Output 0 of RowParallel is a view and is being modified inplace\)",
     ),
 }
 """Models that cannot be split, and the reason."""
@@ -192,6 +197,7 @@ def test_models_of_many_families_train_alike_whole_and_split(run_small, monkeypa
     refused = {family: special for family, (special, _) in UNDIVIDED.items()}
     for family, special in (DIVIDED | refused).items():
         config = {"model_type": family, **_SPLIT, **special}
+        config = {name: value for name, value in config.items() if value is not None}
         (tmp_path / f"{family}.json").write_text(json.dumps(config))
     result, run = run_small("divided", model="llama-tiny", gpus=2, **TP)
     assert result.status == "failed"  # without steps
@@ -207,8 +213,8 @@ def test_models_of_many_families_train_alike_whole_and_split(run_small, monkeypa
     assert found["llama"]["whole"]["parameters"] == 2 * of_block + outside
     assert found["llama"]["split"]["parameters"] == of_block + outside
     for family, (_, reason) in UNDIVIDED.items():
-        reason = reason.format(file=tmp_path / f"{family}.json")
-        assert found[family]["refused"] == f"tensor_parallel is 2: {reason}; set it to 1"
+        words = f"tensor_parallel is 2: {reason}; set it to 1"
+        assert re.fullmatch(words, found[family]["refused"]), found[family]
 
 
 @pytest.mark.parametrize(("reduced", "times"), [("micro-batch", 2), ("step", 1)])
