@@ -14,7 +14,7 @@ mutations: a room or the path of a file, such as `results`, `show/explorer` or
 after they have changed what a room computes, `make test` does not.
 
 mutmut 3 and Cosmic Ray mutate syntax, a number or an operator at a time: Cosmic Ray 8.7 finds 2,211
-mutations in the four modules of `dsnb/base/formulas` alone, most of which no user would see, and no
-survivor says what it means. Both change Python only (mutmut 3 only functions), not the tables in
+mutations in the four modules of `dsnb/base/formulas` alone, and no survivor says what it means for
+a user. Both change Python only (mutmut 3 only functions), not the tables in
 TOML or the explorer's JavaScript, and Cosmic Ray imports torch anew for each.
 """

@@ -183,7 +183,7 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
             yield from each.candidates()
     known = facts(training.model)
     if known.get("family") not in {None, *SPLIT}:
-        return  # otherwise the rules would refuse a split that nobody asked for
+        return  # otherwise the rules would refuse a split that was not requested
     heads = known.get("heads") or 1
     for ranks in (2, 4, 8):
         is_inside = ranks <= min(training.gpus, NODE_GPUS)

@@ -190,3 +190,15 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
         "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s (zs0: 2,296 to "
         "21,097). Measure it again while nothing else uses the machine (see docs/how-to/noise.md).",
     ]
+
+
+def test_names_are_left_aligned_and_figures_right_aligned(capsys):
+    table = pd.DataFrame(
+        {"tokens/s": ["1", "200"]}, index=["\u6f22\u6f22", "bbb"]
+    )  # four cells wide
+    show(table, table, Format.table)
+    assert capsys.readouterr().out.splitlines() == [
+        "      tokens/s",
+        "\u6f22\u6f22         1",
+        "bbb        200",
+    ]

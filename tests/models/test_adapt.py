@@ -102,6 +102,7 @@ def test_adapters_are_trained_and_the_rest_is_frozen_in_half_precision(small, st
     assert frozen == {torch.bfloat16}
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     assert layer.scaling == {"default": 1.0}
+    assert not any(isinstance(one, torch.nn.Dropout) and one.p for one in layer.modules())
     assert {len(one) for name, one in adapters.items() if "lora_A" in name} == {4}
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support import lazy
 
-models = lazy.Module("dsnb.models.build")
+torch = lazy.Module("torch")
+compiling, models = lazy.Module("dsnb.models.compile"), lazy.Module("dsnb.models.build")
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 256}
 
 
@@ -47,3 +48,24 @@ def test_blocks_that_cannot_be_recomputed_are_refused(small, tmp_path):
         models.build_on_meta(
             small(model=str(tmp_path / "config.json"), activation_checkpointing=True)
         )
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("default", {}),
+        ("reduce-overhead", {"mode": "reduce-overhead"}),
+        ("max-autotune", {"mode": "max-autotune"}),
+    ],
+)
+def test_modes_with_cuda_graphs_reach_the_compiler(small, mode, options):
+    assert compiling.compile_options(small(compile=mode)) == options
+
+
+def test_graphs_are_kept_by_precision(small):
+    """Otherwise bf16 ran the fp16 graph of an earlier run, without loss scaling."""
+    config = torch.compiler.config
+    with config.patch(cache_key_tag=""):  # pytest's monkeypatch would delete it
+        for precision in ("bf16", "fp32"):
+            compiling.separate_caches(small(precision=precision))
+            assert config.cache_key_tag == precision

@@ -33,6 +33,7 @@ def test_every_setting_trains_the_same(gpus, strategies):
 
 
 def test_the_usual_batch_is_that_of_gpt_3_shared_among_the_gpus():
+    assert built_in.usual_batch(0.4e9, seq_len=2048, gpus=8) == 256  # half a million tokens
     assert built_in.usual_batch(1.3e9, seq_len=2048, gpus=8) == 512  # 1 million tokens
     assert (
         built_in.usual_batch(175e9, seq_len=2048, gpus=64) == 2048
@@ -53,6 +54,7 @@ def test_fine_tuning_has_64_sequences_a_step():
 def test_micro_batches_divide_what_a_rank_has():
     assert built_in.micro_batches(96, 2048) == [1, 2, 3, 6, 12, 24]
     assert built_in.micro_batches(64, 256) == [4, 8, 16, 32, 64]
+    assert built_in.micro_batches(64, 2048) == [1, 2, 4, 8, 16, 32]  # 65,536 tokens at most
     assert built_in.micro_batches(7, 131072) == [1]
 
 
@@ -78,7 +80,9 @@ def test_the_order_of_simplicity():
         {"strategy": "ddp", "compile": "default"},
         {"zero_stage": 0},
         {"zero_stage": 1},
-        {"zero_stage": 1, "mixed_precision": "autocast", "compile": "reduce-overhead"},
+        {"zero_stage": 1, "grad_accum": 2},
+        {"zero_stage": 1, "compile": "default", "mixed_precision": "autocast"},
+        {"zero_stage": 1, "compile": "reduce-overhead"},
         {"zero_stage": 1, "activation_checkpointing": True},
         {"zero_stage": 3},
         {"strategy": "fsdp"},
@@ -86,4 +90,28 @@ def test_the_order_of_simplicity():
         {"zero_stage": 1, "offload": "optimizer-cpu"},
     ]
     experiments = [Experiment(**common, **one) for one in ordered]
-    assert sorted(experiments, key=built_in.simplicity) == experiments
+    backwards = list(reversed(experiments))
+    assert sorted(backwards, key=built_in.simplicity) == experiments
+
+
+def test_compiled_ddp_has_messages_of_100_million_gradients_unless_a_size_is_asked_for():
+    ddp = {"strategy": "ddp", "micro_batch_size": 4, "loss": "whole"}
+    found = candidates(Training("opt-1.3b", 8, 2048, 512, pinned=ddp))
+    assert {(one.compile != "off", one.bucket_elements) for one in found} == {
+        (False, 0),
+        (True, 100_000_000),
+    }
+    asked = {**ddp, "bucket_elements": 50_000_000}
+    found = candidates(Training("opt-1.3b", 8, 2048, 512, pinned=asked))
+    assert {one.bucket_elements for one in found} == {50_000_000}
+
+
+def test_tensor_parallel_ranks_share_heads_equally():
+    """GPT-2 has 12 heads: eight ranks cannot share them."""
+    found = candidates(Training("gpt2", 8, 1024, 512))
+    assert {one.tensor_parallel for one in found} == {1, 2, 4}
+
+
+def test_sequences_are_as_long_as_the_model_allows_and_at_most_4096():
+    names = ("gpt2", "opt-1.3b", "bloom-560m", "llama-3.1-8b")
+    assert [built_in.usual_length(name) for name in names] == [1024, 2048, 4096, 4096]

@@ -47,6 +47,8 @@ def test_ranks_of_a_node_add_up_and_each_pins_its_share():
     )
     assert eight.weights == one.weights / 8
     assert of_node(bloom(zero_stage=2, offload="optimizer-cpu", gpus=8), link()) == 8 * eight.gib
+    uneven = bloom(zero_stage=2, offload="optimizer-cpu", gpus=9)
+    assert of_node(uneven, link("ib:400")) == 5 * of_rank(uneven).gib  # and four on the other node
     two_nodes = bloom(zero_stage=2, offload="optimizer-cpu", gpus=16)
     assert of_node(two_nodes, link("ib:400")) == 8 * of_rank(two_nodes).gib
 
@@ -65,6 +67,16 @@ def test_zero_3_keeps_gradients_twice_and_offloaded_weights():
     )  # in fp32
 
 
+def test_adapters_have_small_gradients_and_weights_in_full_precision_need_no_cast():
+    """24 blocks x rank 8 x 18 x 2,048 are 7,077,888 adapters: 27 MiB in fp32, pinned in 32."""
+    adapters = of_rank(given(zero_stage=2, offload="optimizer-cpu", lora_rank=8))
+    assert adapters.gradients == 32 * 2**20
+    everything = of_rank(given(zero_stage=3, offload="all-cpu", lora_rank=8))
+    # 13.5 MiB of adapters in bf16 are pinned in 16; frozen weights are offloaded with them.
+    assert everything.weights == pytest.approx(16 * 2**20 + 1.4427 * 2 * P, rel=1e-5)
+    assert of_rank(given(zero_stage=3, offload="optimizer-cpu", precision="fp32")).weights == 0
+
+
 def test_accumulated_gradients_and_inputs_of_recomputed_blocks_count(monkeypatch):
     once, twice = (
         of_rank(given(zero_stage=2, offload="optimizer-cpu", grad_accum=count)) for count in (1, 2)
@@ -76,6 +88,12 @@ def test_accumulated_gradients_and_inputs_of_recomputed_blocks_count(monkeypatch
         )
     )
     assert inputs.activations == 24 * 32 * 2**20  # 3 x 2,048 x 2,048 x 2 bytes are 24 MiB
+    offloaded = {"micro_batch_size": 3, "checkpoint_offload": True}
+    every_fifth = given(**offloaded, activation_checkpointing=True, checkpoint_every=5)
+    assert of_rank(every_fifth).activations == 5 * 32 * 2**20  # of blocks 0, 5, 10, 15 and 20
+    cast = given(**offloaded, activation_checkpointing=True, mixed_precision="autocast")
+    assert of_rank(cast).activations == 24 * 64 * 2**20  # in fp32
+    assert of_rank(given(micro_batch_size=3)).activations == 0
     monkeypatch.setattr(host_memory, "PROCESS_GIB", 1.5)
     assert of_rank(given(strategy="plain")) == MemoryParts(buffers=1.5 * 2**30)
 

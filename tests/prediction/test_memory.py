@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import prediction_errors
 from benchmarks.prediction_errors import Peak
-from dsnb.prediction import accuracy
+from dsnb.base.formulas.memory import MemoryParts
+from dsnb.prediction import accuracy, memory
 from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import MEMORY, Engine, peak_memory, room_gib
 from dsnb.prediction.traces import MemoryTrace
@@ -212,3 +213,184 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         "ZeRO 1": PredictionError(1, 0.0, 0.0),
         "all": PredictionError(3, 11.67, 25.0),
     }
+
+
+LATE = replace(TRACE, moments=((0.0, 0.0), (0.0, P)))
+"""Activations take nothing: only states and gradients count."""
+
+
+def states(trace=TRACE, **settings):
+    return Engine(given(**settings), trace).states
+
+
+def test_a_model_compiled_as_a_whole_releases_all_gradients_at_the_end():
+    """12 bytes a parameter, and 4 of gradients at once; after half of the backward pass it would be 2."""
+    half_way = replace(TRACE, moments=((1000 * MIB, 0.0), (500 * MIB, P / 2)))
+
+    def backward(**settings):
+        return moments(half_way, strategy="plain", **settings)["backward"]
+
+    assert backward() == 14 * P + 500 * MIB
+    assert backward(compile="default", compile_unit="block") == 14 * P + 500 * MIB
+    assert backward(compile="default") == 16 * P
+    assert backward(compile="default", loss="chunked") == 16 * P + 500 * MIB
+
+
+def test_accumulation_adds_new_gradients_to_those_that_are_there():
+    assert moments(strategy="plain", grad_accum=2)["backward"] == 16 * P + 500 * MIB
+
+
+def test_gradients_of_a_rank_are_those_of_its_part_of_the_model():
+    """A tensor-parallel rank trains 550 million parameters, of 2 + 2 + 12 bytes."""
+    found = moments(LATE, zero_stage=0, gpus=2, tensor_parallel=2)
+    assert found["backward"] == pytest.approx(16 * 550_000_000)
+
+
+def test_fsdp_reduces_a_block_in_fp32_and_updates_shards():
+    """Half-precision gradients of a block, 2 bytes each, become fp32 beside the gathered weights."""
+    half = moments(LATE, strategy="fsdp", gpus=2)
+    gathered = 100_000_000 + 45_000_000
+    assert half["backward"] == 16 * P / 2 + 2 * gathered + 2 * 45_000_000
+    assert half["optimizer"] == 16 * P / 2
+    full = moments(LATE, strategy="fsdp", gpus=2, precision="fp32")
+    assert full["loss"] == 12 * P / 2 + 4 * gathered
+    assert full["backward"] == 16 * P / 2 + 4 * gathered
+
+
+def test_moments_of_adafactor_and_muon():
+    """Of 1 billion parameters 0.9 are in blocks, whose matrices have one moment in Muon."""
+    muon = states(optimizer="muon", zero_stage=1)
+    assert muon.optimizer == 4 * P + 4 * (0.9 * P + 2 * 0.1 * P)
+    other = replace(TRACE, factored=1234.0)
+    assert states(other, model="llama-2-7b", optimizer="adafactor", strategy="plain") == (
+        MemoryParts(weights=4 * P, optimizer=4 * 1234)
+    )
+    # A row and a column for each matrix: OPT's 20 blocks, embeddings of 50,000 tokens and 2,048
+    # positions, and the last norm.
+    numbers = 20 * 29 * 2048 + (50_000 + 2048) + (2048 + 2048) + 2 * 2048
+    assert states(other, optimizer="adafactor", strategy="plain").optimizer == 4 * numbers
+    # Weights, masters and gradients are 2 + 4 + 2 bytes, and the list of gradients in fp32 is 4.
+    update = moments(zero_stage=0, optimizer="adafactor")["optimizer"]
+    assert update == 12 * P + 4 * numbers
+
+
+def test_zero_clones_weights_in_full_precision_and_lora_keeps_half_precision_weights():
+    assert states(precision="fp32", zero_stage=1, gpus=4).optimizer == (4 + 8) * P / 4
+    assert states(precision="fp32", zero_stage=0, gpus=4).optimizer == 8 * P
+    adapters = 10_000_000
+    trace = replace(TRACE, trainable=adapters)
+    plain = states(trace, strategy="plain", lora_rank=8)
+    assert plain.weights == 4 * adapters + 2 * (P - adapters)
+    assert plain.optimizer == 8 * adapters
+    gathered = moments(trace, zero_stage=3, gpus=4, lora_rank=8, bucket_elements=1000)["loss"]
+    of_rank = (2 * P + (12 + 2) * adapters) / 4
+    assert gathered == of_rank + 2000 + 2 * P + 1000 * MIB
+
+
+@pytest.mark.parametrize(
+    ("stage", "lora_rank", "expected"),
+    [(1, 0, 4000 + 4000), (3, 0, 4000 + 2000), (1, 8, 4000), (3, 8, 2000)],
+)
+def test_linear_layers_have_their_own_bucket_under_autocast(stage, lora_rank, expected):
+    """A thousand gradients in fp32; at ZeRO 3 those of linear layers are in half precision."""
+    settings = {"zero_stage": stage, "lora_rank": lora_rank, "mixed_precision": "autocast"}
+    engine = Engine(given(**settings, gpus=4, bucket_elements=1000), TRACE)
+    assert engine.buckets == expected
+
+
+@pytest.mark.parametrize("elements", [1000, 400_000_000])
+def test_zero_2_holds_a_share_and_a_bucket_of_gradients_and_a_bucket_to_send(elements):
+    found = moments(LATE, zero_stage=2, gpus=4, bucket_elements=elements)
+    assert found["backward"] == (2 + 12 / 4 + 2 / 4) * P + 2 * elements + 2 * elements
+
+
+def test_zero_1_accumulates_whole_gradients_on_the_gpu():
+    """In fp32 where the optimizer is in host memory, and else beside those in half precision."""
+    settings = {"zero_stage": 1, "gpus": 4, "grad_accum": 2, "bucket_elements": 1000}
+    offloaded = moments(**settings, offload="optimizer-cpu")
+    assert offloaded["loss"] == (2 + 4) * P + 2 * 90_000_000 + 2 * 1000 + 1000 * MIB
+    kept = moments(**settings)
+    assert kept["reduction"] == kept["optimizer"] == (2 + 12 / 4 + 4 + 2 + 2) * P
+
+
+def test_zero_3_updates_one_sub_group_of_a_billion_parameters_at_a_time():
+    """A rank has 2 of 8 billion: 6 bytes of copies for each of a billion, or 4 in full precision."""
+    trace = replace(LATE, parameters=8 * P, trainable=8 * P)
+    settings = {"zero_stage": 3, "gpus": 4, "bucket_elements": 1000}
+    assert moments(trace, **settings)["optimizer"] == 16 * 2 * P + 2000 + 6 * P
+    full = moments(trace, **settings, precision="fp32")
+    assert full["optimizer"] == (4 + 12 + 4) * 2 * P + 4000 + 4 * P
+    assert moments(**settings)["optimizer"] == 16 * P / 4 + 2000 + 6 * P / 4
+    accumulated = moments(**settings, grad_accum=2)["loss"]
+    assert accumulated == (14 + 4) * P / 4 + 2000 + 2 * P + 1000 * MIB
+
+
+def test_tensor_parallel_ranks_share_less_as_blocks_are_done():
+    """They save a third of what OPT keeps, half of that once half of the blocks have gradients."""
+    kept = 12 * 2 * (8 * 2048) * 2048 * 20
+    settings = given(zero_stage=2, gpus=2, tensor_parallel=2, bucket_elements=1000)
+    half_way = replace(TRACE, kept=kept, forward_peak=kept, moments=((kept, 0.0), (kept, 0.45 * P)))
+    peak = peak_memory(settings, half_way)
+    assert peak.moment == "backward"
+    assert peak.activations == pytest.approx(kept * (1 - 1 / 6))
+    forward = replace(half_way, forward_peak=2 * kept)
+    assert peak_memory(settings, forward).activations == pytest.approx(kept * (2 - 1 / 3))
+
+
+def test_the_last_stage_of_a_pipeline_keeps_the_logits_of_its_buffers():
+    """Four buffers of 16,384 tokens and 50,000 logits in half precision, and those of the loss."""
+    trace = replace(TRACE, kept=4000 * MIB, moments=((4400 * MIB, 0.0),))
+    last = peak_memory(given(zero_stage=1, gpus=4, pipeline_parallel=4, grad_accum=8), trace)
+    assert last.activations == 1000 * MIB
+    assert last.output == 400 * MIB + 4 * 2 * 16384 * 50_000
+
+
+def test_workspaces_are_added_to_the_peak(monkeypatch):
+    monkeypatch.setattr(MEMORY, "workspace_gib", 0.5)
+    assert peak_memory(given(strategy="plain"), TRACE).workspace == 2**29
+
+
+@pytest.fixture
+def round_numbers(monkeypatch):
+    """Let an untraced block keep half of the formula at least, and twice as much under autocast."""
+    rounded = {"least_block": 0.5, "autocast_block": 2.0}
+    rounded |= {"eager_logit_bytes": 10.0, "compiled_logit_bytes": 3.0}
+    for name, value in rounded.items():
+        monkeypatch.setattr(memory.UNTRACED, name, value)
+
+
+NUMBERS = 8 * 2048 * 2048
+"""Numbers of a hidden state of OPT-1.3B: tokens of a micro-batch times width."""
+BLOCK = 12 * 2 * NUMBERS
+"""What one of its 24 blocks keeps: 12 numbers of 2 bytes for each (Korthikanti et al. 2022)."""
+LOGITS = 8 * 2048 * 50272
+
+
+@pytest.mark.parametrize(
+    ("settings", "likely", "block", "logit_bytes"),
+    [
+        ({"zero_stage": 1}, True, BLOCK, 10),
+        ({"zero_stage": 1, "compile": "default"}, True, BLOCK, 3),
+        ({"zero_stage": 1, "mixed_precision": "autocast"}, True, 2 * BLOCK, 10),
+        ({"zero_stage": 1, "loss": "chunked"}, True, BLOCK, 0),
+        ({"zero_stage": 1}, False, BLOCK / 2, 2),
+        ({"zero_stage": 1, "mixed_precision": "autocast"}, False, BLOCK / 2, 2),
+    ],
+)
+@pytest.mark.usefixtures("round_numbers")
+def test_an_untraced_model_follows_from_formulas(settings, likely, block, logit_bytes):
+    found = memory.untraced(given(**settings), likely)
+    assert found.kept == found.forward_peak == 24 * block
+    assert found.moments == ((24 * block + logit_bytes * LOGITS, 0.0), (24 * block, 1.0))
+
+
+def test_untraced_blocks_are_recomputed_one_by_one_and_lora_trains_none():
+    every_second = {"activation_checkpointing": True, "checkpoint_every": 2}
+    found = memory.untraced(given(**every_second, loss="chunked"), likely=True)
+    kept = 12 * BLOCK + 12 * 2 * NUMBERS
+    assert found.kept == kept
+    assert found.moments == ((kept, 0.0), (kept + BLOCK, 1.0))
+    assert found.trainable == found.parameters
+    assert found.of_root == 50272 * 2048
+    assert found.of_block == (found.parameters - 50272 * 2048) / 24
+    assert memory.untraced(given(lora_rank=8), likely=True).trainable == 0

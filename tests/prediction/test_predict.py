@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,10 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.cli import app
 from dsnb.cli.predict import parse_tokens
+from dsnb.prediction import accuracy, memory, predict
+from dsnb.prediction.shapes import shape
 from dsnb.prediction.step_time import StepTime
-from tests.prediction.made_up import given, trace_nothing
+from tests.prediction.made_up import TRACE, given, runs, trace_nothing
 
 PARTS = [
     "weights_gib",
@@ -70,6 +73,77 @@ def test_what_does_not_fit_is_said_and_a_limit_counts():
     table = dsnb.predict([given(zero_stage=0), given(zero_stage=0, memory_limit_gib=20)], "H200")
     assert list(table["fits"]) == [True, False]
     assert table["cost"].isna().all()
+
+
+def test_the_range_of_days_is_that_of_the_rate():
+    """Tokens/s that are a fourth too high or too low take 1.25 times as many days, or 1 / 1.25."""
+    (row,) = dsnb.predict([given()], "H200", tokens=1e9).to_dict("records")
+    factor = 1 + row["tokens_per_s_error_pct"] / 100
+    assert row["days_low"] == pytest.approx(row["days"] / factor)
+    assert row["days_high"] == pytest.approx(row["days"] * factor)
+
+
+def test_mfu_counts_what_works_on_a_token_against_the_rate_of_the_precision(monkeypatch):
+    """H200: 67 TFLOP/s in fp32, 989 in bf16; 2 FLOPs a weight forward, 2 for inputs, 2 for weights."""
+
+    def flops(trace=TRACE, **settings):
+        monkeypatch.setattr(predict, "traces", lambda asked: [trace])
+        (row,) = dsnb.predict([given(**settings)], "H200").to_dict("records")
+        peak = 67e12 if settings.get("precision") == "fp32" else 989e12
+        return row["mfu"] * peak / row["tokens_per_s"]
+
+    attention = 12 * 24 * 2048 * 2048
+    assert flops(precision="fp32") == pytest.approx(6e9 + attention)
+    assert flops(replace(TRACE, trainable=0)) == pytest.approx(4e9 + attention)
+    # In each of two layers 75 of 100 million weights are of experts that a token does not visit.
+    narrow = [(1_000_000, 1024, 2)] * 2
+    experts = replace(shape("opt-1.3b"), layers=2, experts=100e6, grouped=25e6, attention=narrow)
+    monkeypatch.setattr(predict, "shape", lambda _: experts)
+    assert flops() == pytest.approx(6 * 0.85e9 + 12 * 2 * 1e6 * 1024)
+
+
+def test_errors_are_those_of_the_gpu_and_of_what_limits_a_step():
+    large = {"zero_stage": 1, "micro_batch_size": 64}
+    small = {"model": "gpt2", "seq_len": 128, "micro_batch_size": 1, "zero_stage": 1}
+    table = dsnb.predict([given(**large), given(**small)], "H200")
+    assert table["limited_by"].tolist() == ["GPU", "CPU"]
+    measured_on = [text.partition(", ")[2] for text in table["step_time_error_on"]]
+    assert measured_on == [
+        "ZeRO 1, limited by the GPU, one GPU",
+        "ZeRO 1, limited by the CPU, one GPU",
+    ]
+    elsewhere = dsnb.predict([given(**large)], "A100")["step_time_error_on"][0]
+    assert elsewhere.endswith(" settings, A100, one node")
+
+
+def test_adapters_are_usually_trained_on_50_million_tokens():
+    assert dsnb.predict([given(lora_rank=8)], "H200")["tokens"].tolist() == [50e6]
+
+
+def test_room_and_headroom_are_what_the_reserve_leaves(monkeypatch):
+    """Of 139.8 GiB the CUDA context has 1.8 here, and half a GiB is workspace."""
+    monkeypatch.setattr(memory.MEMORY, "context_gib", 1.8)
+    monkeypatch.setattr(memory.MEMORY, "workspace_gib", 0.5)
+    (row,) = dsnb.predict([given(zero_stage=0)], "H200").to_dict("records")
+    assert row["headroom_gib"] == pytest.approx(138 - row["peak_allocated_gib"])
+    assert row["workspace_gib"] == 0.5
+    assert row["optimizer_gib"] == pytest.approx(12e9 / 2**30)
+    (large,) = dsnb.predict([given(micro_batch_size=4096)], "H200").to_dict("records")
+    assert (large["fits"], large["tight"]) == (False, False)
+
+
+def test_calibrated_predictions_have_the_hosts_launches_errors_and_coverage():
+    """Three runs whose launches took three times as long as usual."""
+    made = [
+        replace(one, launch_ratio=3.0)
+        for one in runs({}, {"micro_batch_size": 4}, {"seq_len": 256})
+    ]
+    usual = predict.on_gpu("H200", "nvlink", probe=False)
+    slow = usual.calibrated(made)
+    once = usual.calibrated([replace(one, launch_ratio=1.0) for one in made])
+    assert slow.constants.host_launch_us == pytest.approx(3 * once.constants.host_launch_us)
+    assert slow.errors[accuracy.ALL].settings == 3
+    assert slow.covered.ranges["number of tokens in a micro-batch"] == (8 * 256, 8 * 512)
 
 
 def test_settings_that_the_calibration_has_not_seen_are_named_and_own_runs_tell_their_own_error():

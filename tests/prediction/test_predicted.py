@@ -267,3 +267,31 @@ def test_settings_without_rules_and_models_that_are_not_here_have_no_rules_for_m
     assert module.is_covered(
         given(zero_stage=3, deepspeed={"zero_optimization": {"reduce_bucket_size": 1000}})
     )
+
+
+def test_a_setting_that_ran_once_out_of_two_times_has_run():
+    table = pd.concat([runs({}).assign(status="oom", step_time_mean_s=math.nan), runs({})])
+    (row,) = parity(table.assign(repeat=[1, 2])).to_dict("records")
+    assert row["ran"]
+    assert row["step_time_error_pct"] == pytest.approx(0, abs=1e-6)
+
+
+def test_sweeps_are_compared_apart():
+    both = pd.concat([runs({}), runs({}).assign(sweep="other")])
+    assert len(parity(both)) == 2
+
+
+def test_predictions_are_for_the_gpu_of_most_settings_and_auto_is_its_most_gpus(asked):
+    small = {"zero_stage": 3, "micro_batch_size": 2}
+    on_h100 = runs(small).assign(gpu_name="NVIDIA H100")
+    on_h200 = runs({**small, "gpus": 2}, {**small, "gpus": 4})
+    table = unmeasured(pd.concat([on_h100, on_h200]), asked).table
+    assert set(table["gpu_name"]) == {"NVIDIA H200"}
+    assert set(table["gpus"]) == {4}
+    assert table["tokens_per_s_per_gpu"].tolist() == (table["tokens_per_s"] / 4).tolist()
+
+
+def test_files_on_nvme_have_no_rules_for_memory(tmp_path):
+    nvme = {"zero_stage": 3, "nvme_path": str(tmp_path)}
+    assert not module.is_covered(given(**nvme, offload="optimizer-nvme"))
+    assert module.is_covered(given(zero_stage=3, offload="optimizer-cpu"))

@@ -62,7 +62,9 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
     usual_s, nothing = predicted()
     assert nothing == ""
     probed.save(record(host="other", date="2026-11-26", launch_us=3.0))
-    probed.save(record(launch_us=12.0, gather_us=200.0, memory_gb_per_s=6000.0, link_gb_per_s=1.0))
+    probed.save(
+        record(launch_us=12.0, gather_us=200.0, memory_gb_per_s=6000.0, link_gb_per_s=150.0)
+    )
     probed.save(record(gpu="NVIDIA H100 80GB HBM3", launch_us=1.0))
     (tmp_path / "probes" / "damaged.json").write_text(
         json.dumps({"gpu_name": "NVIDIA H200", "figures": 1})
@@ -78,6 +80,17 @@ def test_a_prediction_says_which_probe_it_used(monkeypatch, tmp_path):
         "memory_efficiency": 1.0,  # of 1.5 times as much
     }
     assert asdict(on.constants) == pytest.approx(expected)
+    on = Hardware(gpus.find("H200"), gpus.link("nvlink")).probed()
+    assert on.constants.link_efficiency == pytest.approx(DEFAULT.link_efficiency / 2)
     monkeypatch.setenv("DSNB_CACHE", "off")
     assert probed.save(record()) is None
     assert predicted() == (usual_s, "")
+
+
+def test_the_newest_probe_counts_where_this_host_has_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    for host, date in (("a", "2026-11-24"), ("b", "2026-11-26"), ("c", "2026-11-25")):
+        probed.save(record(host=host, date=date))
+    assert probed.stored("H200")["host"] == "b"
+    monkeypatch.setattr(probed.socket, "gethostname", lambda: "c")
+    assert probed.stored("H200")["host"] == "c"

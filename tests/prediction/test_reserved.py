@@ -25,6 +25,9 @@ def test_what_is_reserved_by_hand(monkeypatch):
     assert reserved.rule(experiment).reserved_gib(experiment, 20.0) == pytest.approx(
         22 + 1.2254, abs=5e-5
     )
+    monkeypatch.setitem(RULES["expandable"], "ZeRO 1", made_up._replace(share=0.0))
+    split = given(zero_stage=1, gpus=4, tensor_parallel=2)
+    assert reserved.rule(split).reserved_gib(split, 20.0) == pytest.approx(21.2254, abs=5e-5)
     assert (
         reserved.rule(given(zero_stage=1, compile="reduce-overhead")).expected.kind
         == "ZeRO 1, CUDA graphs"

@@ -148,3 +148,29 @@ def test_the_simplest_of_equal_settings_is_not_taken_if_its_memory_is_tight(
     best_ = found.best()
     assert f"_{expected}_" in best_.chosen[0]
     assert best_.tied == (1 if simplest_is_tight else 2)
+
+
+def test_alternatives_are_the_best_of_another_kind_the_fastest_first(traced):
+    """One differs in sharing, one in compilation, one in recomputation; ZeRO 2 is the slower sharing."""
+    ways = {
+        100.0: {"zero_stage": 1},
+        80.0: {"zero_stage": 1, "activation_checkpointing": True},
+        70.0: {"zero_stage": 3},
+        65.0: {"zero_stage": 2},
+        60.0: {"zero_stage": 1, "compile": "default"},
+    }
+    asked = [given(**settings, gpus=8) for settings in ways.values()]
+    found = searching(asked)
+    found.trace(list(found.asked))
+    found.table = found.table.assign(
+        tokens_per_s=list(ways), fits=True, tight=False, memory_gib=15.0
+    )
+    names = [one.name_with_model for one in asked]
+    assert found.best().chosen == [names[0], names[1], names[2], names[4]]
+
+
+def test_what_cannot_fit_is_not_traced(traced):
+    """Whole states of 13 billion parameters are 16 bytes each; a share of them is 26 GiB."""
+    asked = [given(model="opt-13b", zero_stage=stage, gpus=8, loss="chunked") for stage in (0, 3)]
+    assert best(asked).chosen == [asked[1].name_with_model]
+    assert list(traced) == [asked[1].name_with_model]

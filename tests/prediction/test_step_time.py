@@ -3,7 +3,7 @@
 `test_calibration` compares whole steps with measured ones: no part can change unnoticed there.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +14,14 @@ from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.prediction import step_time as module
 from dsnb.prediction.gpus import link
-from dsnb.prediction.step_time import DEFAULT, Constants, count_step, parts, step_times
+from dsnb.prediction.step_time import (
+    DEFAULT,
+    Constants,
+    StepCounts,
+    count_step,
+    parts,
+    step_times,
+)
 from dsnb.settings.experiment import Experiment
 
 IDEAL = Constants(**dict.fromkeys(vars(DEFAULT), 1.0))
@@ -252,10 +259,19 @@ def test_routes_inside_a_node_and_between_nodes():
     # Pairs share links without a switch: two of four V100 have two of the six links; all four have all of them.
     four = {"gpus": 4, "precision": "fp16", "model": "gpt-1.3b"}
     assert routes("V100", "nvlink", **four, tensor_parallel=2).tensor_inside == pytest.approx(50e9)
+    two = routes("V100", "nvlink", **{**four, "gpus": 2}, tensor_parallel=2)
+    assert two.tensor_inside == 150e9
+    assert routes("V100", "nvlink", **{**four, "gpus": 1}).data_inside == 150e9  # nobody to send to
     assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
         150e9,
         16e9,
     ]
+
+
+def test_a_setting_has_at_least_the_nodes_that_were_asked_for_and_8_gpus_on_each():
+    sizes = ((8, 2), (8, 1), (9, 1), (16, 1))
+    recorded = [Experiment.recorded({"gpus": gpus, "nodes": nodes}) for gpus, nodes in sizes]
+    assert [link("ib:400").nodes(one) for one in recorded] == [2, 1, 2, 2]
 
 
 def test_links_that_are_not_understood_or_lack_a_network():
@@ -280,3 +296,136 @@ def test_gpus_by_the_names_of_publications_and_drivers():
     rates = [gpus.find("H200").peak_flops(name) / 1e12 for name in ("fp32", "tf32", "fp16", "bf16")]
     assert rates == [67, 494, 989, 989]
     assert gpus.find("V100").peak_flops("tf32") == 15.7e12  # it has no tf32
+
+
+BLANK = StepCounts(
+    **{
+        **{field.name: 0.0 for field in fields(StepCounts)},
+        **dict.fromkeys(("peak_flops", "attention_flops_per_s", "memory_bytes_per_s"), 1e12),
+        **{f"{group}_inside": 1e9 for group in ("data", "tensor", "pipeline")},
+        "host_link": 1e9,
+    }
+)
+"""A step without any work on a GPU of 1 TFLOP/s and 1 TB/s, with links of 1 GB/s."""
+SHARES = Constants(
+    matmul_efficiency=0.5,
+    unaligned_efficiency=0.25,
+    attention_efficiency=0.4,
+    memory_efficiency=0.8,
+    kernel_us=3.0,
+    host_launch_us=5.0,
+    host_parameter_us=7.0,
+    host_gather_us=11.0,
+    link_efficiency=0.5,
+    network_efficiency=0.25,
+    host_link_efficiency=0.2,
+    overlap=0.9,
+    cpu_parameter_ns=2.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("part", "counts", "expected"),
+    [
+        ("matmul_s", {"matmul_flops": 1e12}, 1 / 0.5),
+        ("matmul_s", {"matmul_bytes": 1e12}, 1 / 0.8),
+        ("matmul_s", {"unaligned_flops": 1e12}, 1 / 0.25),
+        ("attention_s", {"attention_flops": 1e12}, 1 / 0.4),
+        ("memory_bound_s", {"elementwise_bytes": 1e12}, 1 / 0.8),
+        ("memory_bound_s", {"kernels": 1e6}, 3),
+        ("optimizer_s", {"optimizer_bytes": 1e12}, 1 / 0.8),
+        ("offload_s", {"to_host": 1e9}, 1 / 0.2),
+        ("offload_s", {"offloaded_activation_bytes": 1e9}, 1 / 0.2),
+        ("offload_s", {"cpu_parameters": 1e9}, 2),
+        ("host_s", {"host_launches": 1e6}, 5),
+        ("host_s", {"host_launches": 1e6, "pipeline_fill": 0.5}, 5 * 1.5),
+        ("host_s", {"host_gathers": 1e6}, 11),
+        ("host_s", {"host_parameters": 1e6}, 7),
+        ("pipeline_bubble_s", {"matmul_flops": 1e12, "pipeline_fill": 0.5}, 2 * 0.5),
+        ("all_reduce_s", {"all_reduce": 1e9}, 1 / 0.5),
+        ("reduce_scatter_s", {"reduce_scatter": 1e9, "data_network": 1e9}, 1 / 0.25),
+        ("all_gather_s", {"all_gather": 1e9, "data_network": 8e9}, 1 / 0.5),
+        ("tensor_all_reduce_s", {"tensor_all_reduce": 1e9, "tensor_messages": 1e5}, 2 + 2),
+        ("point_to_point_s", {"point_to_point": 1e9, "pipeline_messages": 1e5}, 2 + 2),
+        ("all_to_all_s", {"all_to_all": 1e9, "data_messages": 1e5}, 2 + 2),
+    ],
+)
+def test_each_count_takes_its_time(part, counts, expected, monkeypatch):
+    """Shares of a TFLOP/s, a TB/s or a GB/s; microseconds of a million; 20 us of latency."""
+    monkeypatch.setattr(module.STEP, "latency_s", 20e-6)
+    found = parts(replace(BLANK, **counts), SHARES)
+    assert getattr(found, part) == pytest.approx(expected)
+
+
+def test_only_what_overlaps_is_hidden_beside_the_passes():
+    """An all-reduce and an all-gather of 2 s each, and passes of 1 or 8 s; 0.9 of them can be hidden."""
+
+    def exposed(passes_s, **overlaps):
+        work = {"matmul_flops": passes_s * 0.5e12, "all_reduce": 1e9, "all_gather": 1e9}
+        found = parts(replace(BLANK, **work, **overlaps), SHARES)
+        return found.all_reduce_s, found.all_gather_s
+
+    both = {"reduction_overlaps": 1.0, "gather_overlaps": 1.0}
+    assert exposed(8.0) == pytest.approx((2, 2))
+    assert exposed(8.0, reduction_overlaps=1.0) == pytest.approx((0.2, 2))
+    assert exposed(8.0, gather_overlaps=1.0) == pytest.approx((2, 0.2))
+    assert exposed(8.0, **both) == pytest.approx((0.2, 0.2))
+    assert exposed(1.0, gather_overlaps=1.0) == pytest.approx((2, 1))
+    assert exposed(1.0, **both) == pytest.approx((1.5, 1.5))
+
+
+def test_the_gpu_does_not_wait_for_the_host_while_it_communicates(monkeypatch):
+    """Launches of 5 s beside 2 s of communication: 5 x (1 + 0.4^5)^(1/5) - 2."""
+    monkeypatch.setattr(module.STEP, "overlap_power", 5)
+    counts = {"host_launches": 1e6, "all_reduce": 1e9, "reduction_overlaps": 1.0}
+    assert parts(replace(BLANK, **counts), SHARES).host_s == pytest.approx(3.0102, abs=5e-5)
+    counts["reduction_overlaps"] = 0.0
+    assert parts(replace(BLANK, **counts), SHARES).host_s == pytest.approx(5)
+
+
+def test_a_slow_host_is_slow_in_all_its_python():
+    slow = SHARES.on_host(2.0)
+    times_us = (slow.host_launch_us, slow.host_parameter_us, slow.host_gather_us)
+    assert times_us == (10, 14, 22)
+    assert slow.kernel_us == SHARES.kernel_us
+
+
+def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
+    """H200: 67 TFLOP/s in fp32, 494 in tf32, 989 in bf16, 4.8 TB/s."""
+    monkeypatch.setattr(module.STEP, "fp32_attention", 3.0)
+    monkeypatch.setattr(module.STEP, "tf32_products", 2.0)
+    gpu = replace(gpus.find("H200"), product_gain=0.5, memory_gain=0.25)
+
+    def rates(precision):
+        counts = count_step(experiment(precision=precision), gpu, link())
+        assert counts.memory_bytes_per_s == 4.8e12 * 0.25
+        return counts.peak_flops / 1e12, counts.attention_flops_per_s / 1e12
+
+    assert rates("bf16") == pytest.approx((989 / 2, 989 / 2))
+    assert rates("fp32") == pytest.approx((67 / 2, 3 * 67 / 2))
+    assert rates("tf32") == pytest.approx((494 / 2 / 2, 3 * 67 / 2))
+
+
+def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkeypatch):
+    counted = {**module.work(experiment()), "matmul_flops": 100.0, "fp32_flops": 67.0}
+    monkeypatch.setattr(module, "work", lambda _: counted)
+    found = count_step(experiment(), gpus.find("H200"), link())
+    assert found.matmul_flops == pytest.approx(100 + 989)
+
+
+def test_tensor_parallel_ranks_reduce_after_each_layer_of_their_stage():
+    """OPT reduces for six layers of each of 24 blocks, and for two where the block is recomputed."""
+    hidden_states = 4 * 1024 * 2048 * 2
+    settings = {"gpus": 4, "tensor_parallel": 4, "grad_accum": 3, "zero_stage": 1}
+    for again, of_block in (({}, 6), ({"activation_checkpointing": True}, 8)):
+        found = traffic(**settings, **again)
+        assert found.tensor_messages == 3 * of_block * 24
+        assert found.tensor_all_reduce == 3 * of_block * 24 * hidden_states * 2 * 3 / 4
+    stage = traffic(**{**settings, "gpus": 8}, pipeline_parallel=2)
+    assert stage.tensor_messages == 3 * 6 * 12
+    assert (stage.point_to_point, stage.pipeline_messages) == (6 * hidden_states, 6)
+
+
+def test_weights_in_full_precision_are_not_cast_on_the_host():
+    found = traffic(gpus=2, zero_stage=3, offload="optimizer-cpu", precision="fp32")
+    assert found.cpu_parameters == PSI

@@ -113,9 +113,29 @@ def test_other_versions_of_the_libraries_make_another_trace(made, monkeypatch):
 def test_the_moment_of_the_loss_that_is_largest_for_a_micro_batch_counts():
     """A constant size counts at one sequence, one that grows with the sequences at two."""
     sizes = [(10, 0, 0), (0, 8, 0), (5, 0, 3)]
-    record = {**RECORD, "moments": sizes}
+    record = {**RECORD, "moments": sizes, "forward": [(10, 0), (0, 8)]}
+    assert [MemoryTrace.of(record, size).forward_peak for size in (1, 2)] == [10, 16]
     assert MemoryTrace.of(record, 1).moments == ((10, 0), (5, 3))
     assert MemoryTrace.of(record, 2).moments == ((16, 0), (5, 3))
+
+
+def test_which_blocks_are_recomputed_makes_another_trace(made):
+    again = {"activation_checkpointing": True}
+    ways = ({}, again, {**again, "checkpoint_every": 2}, {**again, "checkpoint_offload": True})
+    traces.traces([given(**way) for way in ways])
+    assert len(made) == 4
+
+
+def test_another_code_of_models_makes_another_trace(made, tmp_path, monkeypatch):
+    code = tmp_path / "code" / "models" / "build.py"
+    code.parent.mkdir(parents=True)
+    monkeypatch.setattr(traces.paths, "PACKAGE", tmp_path / "code")
+    for text in ("width = 1", "width = 2"):
+        code.write_text(text)
+        traces._versions.cache_clear()
+        traces.traces([given()])
+    traces._versions.cache_clear()
+    assert len(made) == 2
 
 
 def test_a_setting_that_cannot_be_traced_does_not_cost_the_others(made):

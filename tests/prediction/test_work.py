@@ -1,6 +1,7 @@
 """Counts of FLOPs and bytes against the formulas of the literature."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from benchmarks import host_time
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.prediction import shapes
 from dsnb.prediction import work as module
-from dsnb.prediction.shapes import shape
+from dsnb.prediction.shapes import Counts, shape
 from dsnb.settings.experiment import Experiment
 
 TOKENS = 8 * 1024
@@ -129,3 +131,270 @@ def test_launches_are_those_of_narrow_models_on_a_gpu():
     assert np.exp(np.abs(np.log(table["counted"] / table["measured"])).mean()) == pytest.approx(
         1.155, abs=0.005
     )
+
+
+ROUND = {
+    "WORK": {"attention_tile": 8, "compiled_traffic": 0.5, "adapter_kernels": 7, "outside_kernels": 1000},
+    "LAUNCHES": {
+        "kernel": 1, "modules": 100, "recomputed_kernel": 2, "recomputed_block": 20, "adapter": 12,
+        "compiled_adapter": 6, "hook": 3, "idle_hook": 1, "cast": 0.5, "split": 40, "tensor_reduction": 8,
+        "compiled_block": 12, "recomputed_compiled_block": 30, "fsdp_block": 64, "cuda_graphs": 5,
+    },
+    "TENSORS": {"flat": 0.125, "flat_with_norms": 0.5, "overflow_search": 0.25, "zero_3": 2, "adafactor": 3},
+    "GATHERS": {"block": 3, "among_ranks": 1.5},
+}  # fmt: skip
+"""Tuned numbers in place of those of `tuned.toml`, so that counts can be done in the head."""
+SMALL = Counts(
+    family="small",
+    layers=2,
+    hidden=10,
+    vocab=16,
+    parameters=1000,
+    head=160,
+    weights=100,
+    held=100,
+    numbers=40,
+    linear=3,
+    adapted=50,
+    tensors=5,
+    root_tensors=2,
+    attention=[(10, None, 2)] * 2,
+    traffic={
+        "half": {"eager": [4.0, 6.0, 20.0, 30.0], "compiled": [2.0, 3.0, 10.0, 15.0]},
+        "autocast": {"eager": [5.0, 7.0, 26.0, 34.0], "compiled": [2.0, 3.0, 10.0, 15.0]},
+        "full": {"eager": [8.0, 12.0, 20.0, 30.0], "compiled": [4.0, 6.0, 10.0, 15.0]},
+    },
+)
+"""Two blocks; forward and backward bytes of a token, forward and backward kernels."""
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Return a function that counts a step of `SMALL`, or of a variation: 2 sequences of 16 tokens."""
+    for name, values in ROUND.items():
+        for key, value in values.items():
+            monkeypatch.setattr(getattr(module, name), key, value)
+    monkeypatch.setattr(module, "LOGIT_BYTES", {"eager": [10, 4], "compiled": [6, 3]})
+    monkeypatch.setattr(module, "HEAD_TIMES", {})
+    monkeypatch.setattr(module, "MASKED_TIMES", {"2": [2.0]})
+    monkeypatch.setattr(shapes, "TRACED", {"eager": [1] * 4, "compiled": [1] * 4})
+
+    def count(model=SMALL, **settings):
+        monkeypatch.setattr(module, "shape", lambda _: model)
+        common = {"model": "gpt2", "micro_batch_size": 2, "seq_len": 16, "device": "cuda"}
+        return SimpleNamespace(**module.work(Experiment(**{**common, **settings})))
+
+    return count
+
+
+AGAIN = {"activation_checkpointing": True}
+SECOND = {**AGAIN, "checkpoint_every": 2}
+AUTOCAST = {"mixed_precision": "autocast"}
+
+
+def test_kernels_run_again_where_blocks_are_recomputed(small):
+    """20 forward, 30 backward and 2 of attention in each of two blocks, and 1,000 outside of them."""
+    assert small().kernels == 2 * 52 + 1000
+    assert small(grad_accum=3).kernels == 3 * small().kernels
+    assert small(**AGAIN).kernels == 2 * (52 + 20) + 1000
+    assert small(**SECOND).kernels == 2 * (52 + 20 / 2) + 1000
+    assert small(lora_rank=1).kernels == 2 * (52 + 7 * 3) + 1000
+    assert small(compile="default").kernels == 2 * (10 + 15 + 2) + 1000
+    assert small(**AUTOCAST).kernels == 2 * (26 + 34 + 2) + 1000
+
+
+LOGITS = 32 * 16
+EMBEDDED = 6 * 10 * 32
+"""Six numbers of each token's hidden state."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_blocks", "of_logits", "of_embedding", "each_weight"),
+    [
+        ({}, 4 + 6, 10, 4, 0),
+        (AGAIN, 4 + 4 + 6, 10, 4, 0),
+        (AUTOCAST, 5 + 7, 10, 6, 12),
+        ({"precision": "fp32"}, 8 + 12, 20, 8, 0),
+        ({"gpus": 4, "strategy": "fsdp"}, 4 + 6, 10, 4, 14),
+        ({**AUTOCAST, "gpus": 4, "strategy": "fsdp"}, 5 + 7, 10, 6, 12 + 14),
+    ],
+)
+def test_bytes_that_pass_through_memory(
+    small, settings, of_blocks, of_logits, of_embedding, each_weight
+):
+    """Hidden states and logits in the format of products, residuals in fp32 under autocast, casts."""
+    moved = 2 * 32 * of_blocks + LOGITS * of_logits + 1000 * each_weight
+    assert small(**settings).elementwise_bytes == moved + EMBEDDED * of_embedding
+
+
+def test_compiled_models_move_less_and_chunks_move_the_output_layers_gradient(small, monkeypatch):
+    compiled = 0.5 * (2 * 32 * (2 + 3) + LOGITS * 6) + EMBEDDED * 4
+    assert small(compile="default").elementwise_bytes == compiled
+    monkeypatch.setattr(module, "CHUNK_TOKENS", 10)  # 32 tokens are 4 chunks
+    chunked = 2 * 32 * 10 + LOGITS * 4 + 4 * 8 * 160 + EMBEDDED * 4
+    assert small(loss="chunked").elementwise_bytes == chunked
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        ({"zero_stage": 0}, 6 * 3 / 4),
+        ({"zero_stage": 1}, 6 + 12 * 3 / 4),
+        ({"zero_stage": 0, **AUTOCAST}, 12 * 3 / 4),
+        ({"zero_stage": 0, "precision": "fp32"}, 12 * 3 / 4),
+        ({"zero_stage": 0, "lora_rank": 1}, 0),
+    ],
+)
+def test_three_of_four_micro_batches_add_to_earlier_gradients(small, settings, each):
+    alone = small(**settings).elementwise_bytes
+    accumulated = small(**settings, grad_accum=4).elementwise_bytes
+    assert accumulated == pytest.approx(4 * (alone + 1000 * each))
+
+
+def test_experts_are_multiplied_in_fp32_under_autocast_and_not_cast(small):
+    """Half of the products, which fp32 makes 1.25 times as slow; 200 of 1,000 weights are experts'."""
+    experts = replace(SMALL, grouped=50, experts=100)
+    flops = 2 * 3 * 2 * 32 * 100
+    found = small(experts, **AUTOCAST)
+    assert found.fp32_flops == pytest.approx(1.25 * flops / 2)
+    assert found.matmul_flops == pytest.approx(flops / 2 + 3 * 2 * 32 * 160)
+    cast = small(**AUTOCAST).elementwise_bytes - found.elementwise_bytes
+    assert cast == pytest.approx(12 * 200)
+
+
+def test_offloaded_inputs_go_to_host_memory_and_back(small):
+    offloaded = {**AGAIN, "checkpoint_offload": True}
+    of_block = 32 * 10 * 2
+    assert small(**offloaded).offloaded_activation_bytes == 2 * 2 * of_block
+    assert small(**offloaded, grad_accum=3).offloaded_activation_bytes == 3 * 2 * 2 * of_block
+    assert small(**offloaded, checkpoint_every=2).offloaded_activation_bytes == 2 * of_block
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_unaligned"),
+    [
+        ({}, True),
+        ({"precision": "fp32"}, False),
+        ({"compile": "default"}, False),
+        ({"loss": "chunked"}, False),
+        ({"pad_vocab": 8}, False),
+    ],
+)
+def test_an_odd_vocabulary_slows_eager_products_in_half_precision(small, settings, is_unaligned):
+    odd = replace(SMALL, vocab=15, head=150)
+    of_head = 3 * 2 * 32 * 150
+    found = small(odd, **settings)
+    assert found.unaligned_flops == of_head * is_unaligned
+    assert found.matmul_flops == 2 * 3 * 2 * 32 * 100 + of_head * (not is_unaligned)
+    frozen = small(odd, lora_rank=1).unaligned_flops
+    assert frozen == of_head * 2 / 3
+
+
+def test_attention_is_recomputed_and_a_window_is_a_mask(small):
+    """A query of 16 sees (16 + 8) / 2 keys with tiles of 8; a mask is the whole square, twice as slow."""
+    causal = 2 * 32 * 2 * 10 * 12
+    assert small().attention_flops == 7 * causal
+    assert small(**AGAIN).attention_flops == 9 * causal
+    wide, narrow = (replace(SMALL, attention=[(10, window, 2)] * 2) for window in (16, 8))
+    assert small(wide).attention_flops == 7 * causal
+    assert small(narrow).attention_flops == 7 * 2 * 32 * 2 * 10 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [
+        ({}, 28 + 32),
+        ({"gpus": 4}, 28 + 32 + 4 * 2),
+        ({"gpus": 2, "tensor_parallel": 2}, (28 + 32) / 2),
+        ({"optimizer": "adafactor"}, 28 + 32 + 60),
+        ({"gpus": 4, "zero_stage": 1}, (28 + 16 + 3 * 2 + 16) / 4 + 4 * 2),
+        ({"gpus": 4, "zero_stage": 1, "gradient_checks": "off"}, (28 + 16) / 4 + 4 * 2),
+        ({"gpus": 4, "zero_stage": 3}, (28 + 16 + 3 * 2 + 16) / 4),
+        ({"precision": "fp32"}, 28),
+        ({"precision": "fp32", "gradient_clipping": 1.0}, 28 + 8),
+        ({"zero_stage": 1, "offload": "optimizer-cpu"}, 0),
+    ],
+)
+def test_bytes_of_the_update_on_the_gpu(small, settings, each):
+    assert small(**settings).optimizer_bytes == pytest.approx(1000 * each)
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_block"),
+    [
+        ({}, 100 + 20 + 30 + 2),
+        (AGAIN, 152 + 20 + 2 * 20),
+        (AUTOCAST, 100 + 50 + 2 + 0.5 * 10),  # 6 + 4 kernels are casts
+        ({**AUTOCAST, **AGAIN}, 157 + 20 + 2 * 20 + 0.5 * 6),
+        ({"lora_rank": 1}, 152 + 12 * 3),
+        ({"lora_rank": 1, "compile": "default"}, 10 + 15 + 2 + 6 * 3),
+        ({"gpus": 2, "tensor_parallel": 2}, 152 + 8 * 2 * 2),
+        ({"gpus": 2, "tensor_parallel": 2, **AGAIN}, 212 + 8 * 2 * 3),
+        ({"gpus": 4, "strategy": "fsdp"}, 152 + 64 * 2),
+        ({"gpus": 4, "strategy": "fsdp", **AGAIN}, 212 + 64 * 3),
+        ({"compile": "default"}, 10 + 15 + 2),
+        ({"compile": "default", "compile_unit": "block"}, 10 + 15 + 2 + 12),
+        ({"compile": "default", **AGAIN}, 10 + 15 + 2 + 10 + 12 + 30),
+    ],
+)
+def test_launches_of_a_block(small, settings, of_block):
+    assert small(**settings).host_launches == 2 * of_block + 1000
+    assert small(**settings, grad_accum=3).host_launches == 3 * (2 * of_block + 1000)
+
+
+def test_launches_of_graphs_buckets_and_hooks(small):
+    assert small(compile="reduce-overhead").host_launches == 5
+    split = {"strategy": "ddp", "compile": "default", "bucket_elements": 500_000}
+    buckets = small(**split, gpus=2).host_launches - small(**split).host_launches
+    assert buckets == pytest.approx(40 * 1000 / 500_000)
+    hooks = {}
+    for stage in (1, 2):
+        step = small(zero_stage=stage, gpus=2, grad_accum=4).host_launches
+        hooks[stage] = step - 4 * (2 * 152 + 1000)
+    # 2 x 5 + 2 tensors: ZeRO 1 moves the last of four gradients, ZeRO 2 each of them.
+    assert hooks == {1: 12 * (3 + 3 * 1), 2: 12 * 4 * 3}
+
+
+def test_tensors_and_gathers_that_the_host_handles(small):
+    assert small(zero_stage=1, gpus=4).host_parameters == 12 * (0.5 + 0.25) / 4
+    assert small(zero_stage=1, gpus=4, gradient_checks="off").host_parameters == 12 * 0.125 / 4
+    assert small(zero_stage=3).host_parameters == 12 * 2
+    gathers = {"zero_stage": 3, "grad_accum": 3}
+    assert small(**gathers).host_gathers == 3 * 2 * 5 * 2
+    assert small(**gathers, gpus=2).host_gathers == 3 * 2 * 5 * 2 * 1.5
+    assert small(**gathers, **AGAIN).host_gathers == 3 * 2 * 5 * 3
+    assert small(**gathers, lora_rank=1).host_gathers == 3 * 2 * (5 + 2 * 3) * 2
+    assert small(**gathers, leaf_modules="blocks").host_gathers == 3 * 2 * 3 * 2
+    assert small(**gathers, compile="default").host_gathers == 3 * 2 * 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_stream", "of_inner", "kernels", "casts"),
+    [
+        ({}, (10, 12), (12 * 2, 29 * 2), (14, 32), 0),
+        ({"tensor_parallel": 2, "gpus": 2}, (10, 12), (12, 29), (14, 32), 0),
+        ({"dropout": 0.1}, (16, 18), (12 * 2, 29 * 2), (17, 35), 0),
+        (AUTOCAST, (10 * 2, 12 * 2), (12 * 2 + 4 * 6, 29 * 2 + 4 * 6), (14, 32), 16),
+    ],
+    ids=str,
+)
+def test_a_block_of_opt_is_counted_by_hand(settings, of_stream, of_inner, kernels, casts):
+    """Numbers of the residual stream, and between the norms, which ranks share (`families.toml`).
+
+    Autocast keeps the stream in fp32. Of six linear layers four cast their input, and each casts
+    its weight and its bias.
+    """
+    passes = shape("opt-1.3b").passes(Experiment(model="opt-1.3b", **settings), "eager")
+    for direction, found in enumerate(passes):
+        assert found.bytes == 2048 * (2 * of_stream[direction] + of_inner[direction])
+        assert (found.kernels, found.cast_kernels) == (kernels[direction], casts)
+
+
+def test_the_output_layer_of_opt_350m_is_as_narrow_as_its_embedding():
+    assert shape("opt-350m").head == 50272 * 512
+    assert shape("opt-350m").projections == 2 * 512 * 1024
+
+
+def test_every_second_of_26_blocks_of_gemma_2_has_a_window():
+    windows = [window for _, window, _ in shape("gemma-2-2b").attention]
+    assert windows == [4096, None] * 13

@@ -39,7 +39,9 @@ def test_an_experiment_and_a_notebook_take_the_former_name():
     assert set(CURRENT_NAMES.values()) <= set(Experiment.model_fields)
     assert CURRENT_NAMES.keys().isdisjoint(Experiment(hang_limit_s=5.0).model_dump())
     assert Experiment(hang_limit_s=5.0).step_timeout_s == 5.0
-    assert Experiment(hang_limit_s=5.0, step_timeout_s=6.0).step_timeout_s == 6.0
+    both = {"step_timeout_s": 6.0, "hang_limit_s": 5.0}
+    for names in (both, dict(reversed(both.items()))):
+        assert Experiment(**names).step_timeout_s == 6.0
     with pytest.raises(SettingsError, match=r"^step_timeout_s is 0: it must be more than 0\.0$"):
         Experiment(hang_limit_s=0)
     injected = {"hang_limit_s": 5.0, "step_timeout_s": Experiment().step_timeout_s, "run_dir": ""}

@@ -266,9 +266,13 @@ SHARED = (
     {"strategy": "plain", "gpus": 1, "micro_batch_size": 4},
     {"strategy": "ddp"},
     {"strategy": "fsdp"},
-    *({"strategy": "deepspeed", "zero_stage": stage} for stage in (0, 1, 2, 3)),
+    {"strategy": "deepspeed", "zero_stage": 1},
+    {"strategy": "deepspeed", "zero_stage": 3},
 )
-"""Ways to share a global batch of four sequences between two ranks."""
+"""Ways to share a global batch of four sequences between two ranks.
+
+ZeRO 0 and 2 leave blocks as ZeRO 1 does: whole, and without hooks of their own.
+"""
 
 WAYS = (("off", False), ("off", True), ("default", True))
 """Compiled how, and recomputed or not."""
@@ -413,4 +417,10 @@ def wrong_sum(run):
             buffer[5] += 1
 
     wrap(probe, "fill", wrong)
+    return probe.main(run.dir)
+
+
+def brief(run):
+    """Measure each message size for a tenth of the time."""
+    probe.SIZE_LIMIT_S = 0.05
     return probe.main(run.dir)

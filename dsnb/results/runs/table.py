@@ -70,7 +70,7 @@ def named_runs(table: pd.DataFrame) -> pd.DataFrame:
     Sweeps may use one name for different models. A name that begins with its sweep is left alone.
     """
     runs = as_runs(table)
-    if runs["sweep"].nunique() <= 1:
+    if "sweep" not in runs or runs["sweep"].nunique() <= 1:
         return runs
     names = []
     for run in labels.texts(runs[["sweep", "experiment"]]).itertuples():

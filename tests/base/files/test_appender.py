@@ -1,5 +1,6 @@
 """Records reach a file without delaying the caller, whatever the disk does."""
 
+import os
 import threading
 
 import pytest
@@ -62,3 +63,12 @@ def test_a_full_disk_is_reported_to_the_caller(tmp_path, monkeypatch):
     for call in (file.flush, lambda: file.append(ROWS[1]), file.close):
         with pytest.raises(OSError, match="No space left on device"):
             call()
+
+
+def test_a_disk_that_takes_a_part_gets_the_rest(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(appender.os, "write", lambda handle, raw: write(handle, raw[:5]))
+    file = Appender(tmp_path / "steps.jsonl")
+    file.append(ROWS[0])
+    file.close()
+    assert json_files.read_lines(tmp_path / "steps.jsonl") == ROWS[:1]

@@ -86,3 +86,27 @@ def test_tail_gives_each_record_once_and_waits_for_whole_lines(tmp_path):
     assert list(tail.new()) == []
     path.write_text('{"step": 1}\n')  # written anew
     assert list(tail.new()) == [{"step": 1}]
+
+
+def test_files_that_are_too_long_or_nested_too_deeply_are_left_out(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": 1}')
+    assert json_files.read_bytes(path, 8) == b'{"a": 1}'
+    with pytest.warns(DsnbWarning, match=r"a\.json is left out: it has more than 7 bytes"):
+        assert json_files.read_bytes(path, 7) is None
+    for depth, is_read in ((63, True), (65, False)):
+        path.write_text('{"a": ' + "[" * depth + "]" * depth + "}")
+        if is_read:
+            assert json_files.read_json(path)
+            continue
+        with pytest.warns(DsnbWarning, match="it is nested more than 64 levels deep"):
+            assert json_files.read_json(path) is None
+
+
+def test_appended_lines_follow_those_that_are_there(tmp_path):
+    path = tmp_path / "failures.jsonl"
+    for number in (1, 2):
+        json_files.append_line(path, {"number": number})
+    assert path.read_text() == '{"number":1}\n{"number":2}\n'
+    assert json_files.read_end(path, 13) == b'{"number":2}\n'
+    assert json_files.read_end(path, 1000) == path.read_bytes()

@@ -109,6 +109,17 @@ def test_a_pipelines_first_stage_keeps_a_micro_batch_for_each_stage():
     assert memory.output_activations(10, 100, 500) == 10 * 4 * 100 * (1 + 500 / 100)
 
 
+def test_moments_of_adafactor_by_hand():
+    """Two blocks of hidden size 10: 29 x 10 numbers each; embeddings 100 + 10 and 20 + 10; the last norm's 20."""
+    assert memory.adafactor_moments(2, 10, 100, 20) == 4 * (2 * 290 + 110 + 30 + 20)
+    assert memory.adafactor_moments(2, 10, 100) == 4 * (2 * 290 + 110 + 20)
+
+
+def test_partitioned_weights_are_not_copied_as_a_whole():
+    assert memory.model_states(1000, AUTOCAST, zero_stage=2, data_parallel=4).copies == 2000
+    assert memory.model_states(1000, AUTOCAST, zero_stage=3, data_parallel=4).copies == 0
+
+
 def theory(**settings):
     return memory_use.theory({**DEFAULTS, **settings})
 
@@ -134,6 +145,14 @@ def test_a_runs_settings_become_the_formulas_numbers():
     assert eager["activations"] > theory(model="gpt2")["activations"]
     assert theory(model="gpt2", attention_used="eager") == eager
     assert theory(model="facebook/opt-1.3b") == theory(model="opt-1.3b")
+    counted = theory(model="gpt2", precision="bf16", parameters=2.0**30)  # as the run counted them
+    assert (counted["weights"], counted["optimizer"]) == (2, 12)
+    adapters = theory(
+        model="gpt2", precision="bf16", lora_rank=8, parameters=5e8, trainable_parameters=2.0**20
+    )
+    assert adapters["optimizer"] == 12 / 2**10
+    frozen = 2 * PRESETS["gpt2"].parameters / GIB
+    assert adapters["weights"] == pytest.approx(frozen + 2 / 2**10)
     assert theory(model="someone/other") == theory(model="gpt2", micro_batch_size=None) == {}
 
 
@@ -215,6 +234,23 @@ def test_one_change_at_a_time():
         "optimizer on the CPU → no offload"
     ]
     assert memory_use.savings(runs, base="unknown").equals(table)
+
+
+def test_the_figure_closest_to_theory_counts_and_others_are_not_compared_with_it():
+    columns = {"experiment": ["e0", "e1", "e2"], "zero_stage": [0, 1, 2]}
+    columns |= {"peak_allocated_gib": [10.0, None, 8.0], "peak_reserved_gib": [12.0, 11.0, 10.0]}
+    runs = pd.DataFrame(FIXED | columns)
+    table = memory_use.footprint(runs)
+    assert list(table["where"]) == ["allocated", "reserved", "allocated"]
+    assert list(table["measured_gib"]) == [10, 11, 8]
+    assert list(memory_use.savings(runs, base="e0")["change"]) == ["ZeRO 0 → ZeRO 2"]
+
+
+def test_more_than_two_micro_batches_do_not_change_memory():
+    columns = {"experiment": ["e0", "e1", "e2"], "grad_accum": [1, 2, 4]}
+    runs = pd.DataFrame(FIXED | columns | {"peak_allocated_gib": [8.0, 9.0, 9.0]})
+    assert list(memory_use.savings(runs, base="e0")["experiment"]) == ["e1", "e2"]
+    assert list(memory_use.savings(runs, base="e1")["experiment"]) == ["e0"]
 
 
 def test_an_unknown_setting_is_no_default_in_theory_nor_equal_to_a_known_one():

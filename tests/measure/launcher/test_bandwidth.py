@@ -29,7 +29,11 @@ def measured(swept, tmp_path_factory):
     home = tmp_path_factory.mktemp("bandwidth") / "out"
     shutil.copytree(swept / NAMES[0] / "run1", home / NAMES[0] / "run1")
     before = load_runs(home), load_steps(home)
-    return home, measure_bandwidth(settings(gpus=4), home), before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launcher, "WORKER", "tests.workers.fakes")
+        patch.setenv("DSNB_TEST_FAKE", "brief")
+        result = measure_bandwidth(settings(gpus=4), home)
+    return home, result, before
 
 
 def test_algbw_and_busbw_have_known_answers():

@@ -36,7 +36,6 @@ _LLAMA = {
 }
 _TOKENS = {"vocab_size": 256, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2}
 SMALLEST = {
-    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, **_TOKENS},
     "olmo2": {**_LLAMA, "num_key_value_heads": 2, "max_position_embeddings": 64, **_TOKENS},
     "opt": {
         **_LLAMA,
@@ -289,13 +288,13 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("family", "strategies"), [("gpt2", 1), ("olmo2", 7), ("opt", 1)])
+@pytest.mark.parametrize(("family", "strategies"), [("olmo2", 5), ("opt", 1)])
 def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
     run_small, monkeypatch, tmp_path, family, strategies
 ):
     """OLMo 2 hands fp32 cosines and sines to its blocks, which must reach them, also when they are recomputed.
 
-    The other families train in a plain loop alone: strategies treat the blocks of all families alike.
+    OPT trains in a plain loop alone: strategies treat the blocks of all families alike.
     """
     monkeypatch.setenv("DSNB_TEST_STRATEGIES", str(strategies))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **SMALLEST[family]}))
@@ -320,7 +319,7 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
         assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
             strategy
         )  # the loss keeps less, the block no more
-    if strategies == 7:
+    if strategies == 5:
         assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
 
 

@@ -1,8 +1,11 @@
 """What a training costs, and which settings may be the best: known answers, computed by hand beside the call."""
 
+import math
+
 import pandas as pd
 import pytest
 
+from dsnb.base.formulas import planning
 from dsnb.results.answers.decide import Question, costed, may_be_best, of_runs, worsening
 from tests.results.statistics.test_comparisons import runs_of
 
@@ -29,6 +32,29 @@ def test_the_range_of_days_is_that_of_the_predicted_speed():
     assert row["days_low"] == 8
     assert row["days"] == 10
     assert row["days_high"] == 12.5
+    (tight,) = costed(table.assign(kind="H200", tight=True), Question(1e9)).to_dict("records")
+    assert math.isnan(tight["days_high"])  # little memory may make it any slower
+
+
+def test_a_price_is_that_of_the_hardware_or_of_all_others_or_assumed():
+    table = pd.DataFrame({"gpus": 1, "tokens_per_s": [2.0, 1.0], "kind": ["H200", "CPU"]})
+    prices = costed(table, Question(1e9, prices={"H200": 3.0}, assumed_price=2.5))["price"]
+    assert prices.fillna(0).tolist() == [3, 0]  # none is assumed for a CPU
+    assert costed(table, Question(1e9, prices={"": 1.5}))["price"].tolist() == [1.5, 1.5]
+    assert costed(table, Question(1e9, assumed_price=2.5))["price"].fillna(0).tolist() == [2.5, 0]
+
+
+def test_tokens_and_gpus_of_a_plan_by_hand():
+    assert planning.usual_tokens(1_316e6) == 26e9  # 26.32 billion, to two digits
+    assert planning.usual_tokens(0) == 100e9
+    assert planning.usual_tokens(1_316e6, fine_tuning=True) == 50e6
+    assert planning.gpus_needed(10 * 24 * 30) == 10  # for 30 days
+    assert planning.gpus_needed(10 * 24 * 30 + 1) == 11
+    assert planning.gpus_needed(48, days=1) == 2
+    for adapts in ({"lora_rank": 8}, {"lora_rank": 0, "weights": "pretrained"}):
+        assert planning.is_fine_tuning(adapts)
+    for trains in ({}, {"lora_rank": 0}, {"lora_rank": math.nan}, {"weights": "random"}):
+        assert not planning.is_fine_tuning(trains)
 
 
 def test_settings_are_compared_by_memory_among_those_with_as_many_gpus():
@@ -67,6 +93,8 @@ def test_a_setting_whose_repeats_disagree_is_no_option():
     decision = of_runs(runs, Question(1e9))
     assert list(decision.options.index) == ["steady"]
     assert decision.unstable == 1
+    larger = runs.assign(gpus=[1, 1, 2, 2])  # what needs more GPUs than are at hand is not counted
+    assert of_runs(larger, Question(1e9, gpus=1)).unstable == 1
 
 
 def test_less_speed_is_worse_and_costs_more():

@@ -3,11 +3,18 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.results.answers.decide import Question, candidates, decide, of_runs
+from dsnb.results.answers.decide import (
+    Question,
+    candidates,
+    decide,
+    default_objective,
+    of_runs,
+)
 from dsnb.results.statistics.comparisons import differences
 from dsnb.results.statistics.summary import repeat_ratios, unstable
 from dsnb.results.statistics.tasks import tasks
@@ -136,3 +143,62 @@ def test_a_setting_that_comes_first_for_its_room_does_not_come_first_for_its_rep
     made = decide(table.assign(tight=[True, False, False], n=math.nan), Question(1e9))
     assert list(made.options.index) == ["roomy", "slow", "fast"]
     assert not made.is_by_repeats
+
+
+def test_what_a_candidate_is_known_by():
+    """Two ok runs and one out of memory: medians of the former, half their range, the smaller capacity."""
+    runs = pd.DataFrame(
+        {"sweep": "s", "experiment": "a", "status": ["ok", "ok", "oom"], "model": "gpt2"}
+    )
+    runs = runs.assign(
+        gpus=4, gpu_name="H200", tokens_per_s=[100.0, 110.0, 900.0], peak_allocated_gib=[10.0, 12.0, 99.0],
+        gpu_memory_gib=[80.0, 79.0, 78.5], power_w=[400.0, None, 10.0], host=["h1", "h2", "h3"],
+        timed_s=[4.0, 6.0, 0.0], steps=[10, 20, 30],
+    )  # fmt: skip
+    (row,) = candidates(runs).to_dict("records")
+    assert (row["n"], row["n_failed"], row["hosts"]) == (2, 1, 2)
+    assert (row["tokens_per_s"], row["memory_gib"], row["gpu_memory_gib"]) == (105, 11, 78.5)
+    assert row["spread_pct"] == pytest.approx(100 * 5 / 105)
+    assert (row["power_w"], row["timed_s"], row["steps"]) == (400, 5, 15)
+    unknown = candidates(runs.assign(power_w=None, host=["h1", None, "h3"]), power_w=600.0)
+    assert (unknown["power_w"]["a"], math.isnan(unknown["hosts"]["a"])) == (600, True)
+    three = candidates(runs.assign(status="ok", tokens_per_s=[100.0, 101.0, 110.0]))
+    assert three["spread_pct"]["a"] == pytest.approx(
+        100 * 5 / 101
+    )  # not yet the standard deviation
+    four = pd.concat(
+        [
+            runs.assign(status="ok", tokens_per_s=[90.0, 90, 110]),
+            runs.head(1).assign(tokens_per_s=110.0),
+        ]
+    )
+    assert candidates(four)["spread_pct"]["a"] == pytest.approx((400 / 3) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("columns", "objective"),
+    [
+        ({}, "gpu_hours"),
+        ({"gpus": 2}, "time"),
+        ({"status": ["ok", "oom"]}, "time"),
+        ({"device": "cpu", "gpu_name": None}, "time"),  # ranks share the cores of a machine
+    ],
+)
+def test_the_usual_objective_is_gpu_hours_where_their_number_differs(columns, objective):
+    assert default_objective(one_and_two_gpus(100.0, 180.0).assign(**columns)) == objective
+
+
+def test_the_second_option_has_the_interval_that_all_settings_of_the_task_give_it():
+    """Also settings that are no options, such as one whose repeats disagree."""
+    noise = np.array([0.99, 1, 1, 1.01])
+    runs = runs_of(a=list(1000 * noise), b=list(900 * noise), wild=[500.0, 900, 900, 900])
+    row = of_runs(runs.assign(gpus=1), Question()).difference
+    known = differences(runs, baseline="a").loc["b"]
+    for name in ("change_pct", "low_pct", "high_pct"):
+        assert row[name] == pytest.approx(known[name])
+
+
+def test_adapters_are_trained_on_fewer_tokens_unless_a_number_is_given():
+    runs = runs_of(a=[1000.0]).assign(gpus=1, lora_rank=8, model="gpt2")
+    assert of_runs(runs, Question()).question.tokens == 50e6
+    assert of_runs(runs, Question(1e9)).question.tokens == 1e9

@@ -142,6 +142,8 @@ def test_parallel_sizes_share_a_batch():
     assert list(global_batch(own)) == pytest.approx(
         [48, math.nan, math.nan], nan_ok=True
     )  # unknown is not 1
+    recorded = global_batch(own.assign(global_batch_size=[50, None, None]))
+    assert recorded.fillna(0).tolist() == [50, 0, 0]
     assert list(global_batch(pd.DataFrame({"gpus": [8], "micro_batch_size": 4}))) == [
         32
     ]  # a table without the settings

@@ -9,6 +9,7 @@ import pytest
 import dsnb
 from dsnb.base.files import json_files
 from dsnb.results.answers import hosts
+from dsnb.results.runs.number_text import MINUS
 from dsnb.settings.records.columns import RUN_COLUMNS
 from dsnb.show.render import nodes
 from dsnb.show.render.tables import Html
@@ -100,6 +101,27 @@ PAIRS = [("a+b", 70), ("c+d", 100), ("e+f", 101), ("g+h", 99)]
 )  # fmt: skip
 def test_who_is_suspected(rows, slow):
     assert suspects(table_of(*rows)) == slow
+
+
+def test_a_host_is_as_far_off_as_its_smallest_group():
+    """The pair with host a is 29.6 % below 99.5, a alone 40 % below 100."""
+    table = table_of(*PAIRS, *alone(60, 100, 100, 101, 99, 100, 100, 100))
+    assert list(table["nodes"]) == [1] * 8 + [2] * 4  # smallest groups first
+    assert list(table["samples_per_s"].tail(4)) == [140, 200, 202, 198]  # of both nodes
+    found = hosts.hosts(table)
+    assert found.index[0] == "a"
+    assert found["off_median_pct"]["a"] == pytest.approx(-40)
+    assert list(hosts.describe(table)) == [f"Suspect: a, {MINUS}40.0 %: slow in 2 of 2 groups."]
+
+
+def test_runs_that_are_not_ok_have_no_rate_and_only_the_smallest_failed_group_is_named():
+    table = table_of(("a", 100), ("a", 50, "interrupted"), ("b", 90))
+    assert table[["per_node", "n", "failed"]].to_numpy().tolist() == [[100, 1, 0], [90, 1, 0]]
+    assert table["samples_per_s"].tolist() == [100, 90]
+    failed = table_of(("a+b", None, "failed"), ("a", None, "failed"), ("c+d", 100))
+    assert [text for text in hosts.describe(failed) if "Failed" in text] == [
+        "Failed: a (nodes1: 1 failed): -."
+    ]
 
 
 def test_the_words_about_hosts():

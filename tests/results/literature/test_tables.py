@@ -226,6 +226,17 @@ def test_scaling_by_hand():
     assert list(table["workload"].unique()) == ["gpt2", "opt-125m"]
     assert list(table["efficiency"]) == pytest.approx([100 / 90, 1, 80 / 90, 50 / 30, 1, 17.5 / 30])
     assert scaling.scaling(runs_of(100, gpus=(1,))).empty
+    ranks = scaling.scaling(runs_of(100, 180, 320, gpu_name=None, device="cpu"))
+    assert (set(table["unit"]), set(ranks["unit"])) == ({"GPU"}, {"rank"})
+    three = [runs_of(rate, 2 * rate, gpus=(1, 2)) for rate in (100, 110, 150)]
+    medians = scaling.scaling(pd.concat(three))[["tokens_per_s", "lowest", "highest"]]
+    assert medians.to_numpy().tolist() == [[110, 100, 150], [220, 200, 300]]
+
+
+def test_a_node_has_the_most_gpus_that_any_run_had_on_one():
+    runs = pd.DataFrame({"gpus": [4, 16, 3], "nodes": [2, 2, None]})
+    assert scaling.gpus_per_node(runs) == 8
+    assert scaling.gpus_per_node(runs.tail(1)) is None
 
 
 def test_super_linear_scaling_is_explained():

@@ -1,6 +1,7 @@
 """Logs that are easily read wrongly: failures, unknown settings, several engines, pairs, and lines of fields."""
 
 import json
+import math
 import time
 import warnings
 from pathlib import Path
@@ -249,6 +250,24 @@ def test_sizes_by_arguments(tmp_path):
     both = one + one.replace("(0, 0)", "(1, 0)").replace("4000000000", "9000000000")
     row = only(dsnb.load_runs(write(tmp_path, "other", split.replace(printed, both))))
     assert row["parameters"] == 13_000_000_000  # a model that its arguments do not describe
+    stages = text.replace("data-parallel size: 8", "data-parallel size: 4").replace(
+        "pipeline-model-parallel size: 1", "pipeline-model-parallel size: 2"
+    )
+    tied = stages.replace("untie_embeddings_and_output_weights ............. True", "x ... y")
+    both = one + one.replace("(0, 0)", "(0, 1)")
+    more = both.replace("(0, 1): 4000000000", "(0, 1): 6000000000")
+    row = only(dsnb.load_runs(write(tmp_path, "stages", tied.replace(printed, more))))
+    # The last stage has a copy of the embedding, 128,256 x 4,096.
+    assert row["parameters"] == 10_000_000_000 - 128_256 * 4096
+    row = only(dsnb.load_runs(write(tmp_path, "untied", stages.replace(printed, both))))
+    assert row["parameters"] == LLAMA_8B  # as printed, but for norms
+    latent = "  multi_latent_attention .......................... True\n  swiglu ."
+    row = only(
+        dsnb.load_runs(
+            write(tmp_path, "latent", text.replace(printed, "").replace("  swiglu .", latent))
+        )
+    )
+    assert math.isnan(row["parameters"])  # other matrices than the formula's
     bias = text.replace(printed, "").replace(
         "add_bias_linear ................................. False", "x ... y"
     )

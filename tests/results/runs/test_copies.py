@@ -8,6 +8,7 @@ import dsnb
 from dsnb.base.errors import DsnbWarning
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import begin
+from dsnb.results.runs.copies import shared_contents
 from dsnb.results.runs.names import sweep_names
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import SweepPaths
@@ -162,3 +163,22 @@ def test_a_log_and_its_copy_are_one_run_and_other_logs_of_its_name_are_not(tmp_p
         ["a/logs", "train"],
         ["c/logs", "train"],
     ]
+
+
+@pytest.mark.parametrize("elsewhere", ["a_few/EXPERIMENT", "sweep/a_move"])
+def test_of_copies_the_one_in_its_sweep_and_experiment_is_kept(tmp_path, elsewhere):
+    """The other one comes first: in a folder with fewer runs, or in that of another experiment."""
+    own = write_sweep(tmp_path / "sweep", [1000.0, 1010.0])
+    copy = tmp_path / elsewhere.replace("EXPERIMENT", own.name) / "run1"
+    shutil.copytree(own / "run1", copy)
+    with pytest.warns(DsnbWarning, match="it is a copy of"):
+        runs = dsnb.load_runs(tmp_path)
+    assert list(runs["run_dir"]) == [str(own / "run1"), str(own / "run2")]
+    assert runs["note"][0] == f"counted once: {copy} is a copy"
+
+
+def test_empty_files_are_no_copies_of_each_other(tmp_path):
+    paths = [str(tmp_path / name) for name in ("a", "b", "c", "d")]
+    for path, content in zip(paths, ("", "", "same", "same"), strict=True):
+        (tmp_path / path).write_text(content)
+    assert list(shared_contents(paths)) == paths[2:]

@@ -6,8 +6,17 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.results.runs import labels
-from dsnb.results.runs.table import ALIASES, as_runs, named_runs, with_plain_ratio, without_noise
+from dsnb.results.runs import labels, number_text
+from dsnb.results.runs.table import (
+    ALIASES,
+    as_runs,
+    json_numbers,
+    named_runs,
+    timed_seconds,
+    timed_steps,
+    with_plain_ratio,
+    without_noise,
+)
 from dsnb.results.statistics.memory_use import savings
 from dsnb.results.statistics.scaling import scaling
 from dsnb.results.statistics.summary import summarize
@@ -284,3 +293,43 @@ def test_a_setting_has_an_effect_or_not(run, name, expected):
 )
 def test_a_place_or_a_value_is_said_by_what_it_means(run, words):
     assert (labels.place(run) if "gpus" in run else labels.choice(run, *run)) == words
+
+
+def test_steps_and_seconds_are_as_recorded_or_follow_from_settings():
+    runs = pd.DataFrame({"steps": [10, 10], "timed_steps": [8, None], "step_time_mean_s": 2.0})
+    assert timed_steps(runs).tolist() == [8, 10]
+    assert timed_seconds(runs).tolist() == [16, 20]
+    assert timed_seconds(runs.assign(timed_s=[15.5, None])).tolist() == [15.5, 20]
+
+
+def test_numbers_that_json_has_not_are_missing():
+    numbers = json_numbers([math.inf, -math.inf, math.nan, 2.0, 1.23456], digits=4)
+    assert numbers == [None, None, None, 2, 1.235]
+
+
+@pytest.mark.parametrize(
+    ("text_of", "given", "expected"),
+    [
+        (number_text.significant, (9.996,), "10"),
+        (number_text.significant, (0.04567,), "0.0457"),
+        (number_text.fixed, (0.125, 2), "0.13"),  # exact in binary: away from zero
+        (number_text.fixed, (-0.125, 2), "-0.13"),
+        (number_text.fixed, (math.nan,), ""),
+        (number_text.signed, (9.96,), "+10.0 %"),
+        (number_text.signed, (99.94,), "+99.9 %"),
+        (number_text.signed, (99.96,), "+100 %"),
+        (number_text.signed, (-0.04,), "0 %"),
+        (number_text.duration, (20, 30), "0.8 to 1.3 days"),
+        (number_text.duration, (1,), "1 hour"),
+        (number_text.duration, (0.5,), "30 minutes"),
+        (number_text.duration, (24,), "1 day"),
+        (number_text.amount, (2e9,), "2 billion"),
+        (number_text.amount, (999e6,), "999 million"),
+        (number_text.span, (31.2, 56.4), "30 to 60"),
+        (number_text.span, (3, 90), "3 to 90"),
+        (number_text.span, (0, 1234.6), "1,235"),
+        (number_text.span, (1, math.nan), ""),
+    ],
+)
+def test_numbers_are_rounded_as_readers_expect(text_of, given, expected):
+    assert text_of(*given) == expected

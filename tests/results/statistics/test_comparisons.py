@@ -194,6 +194,9 @@ def test_percentages_are_compared_as_they_are():
     assert zero["n"]["b"] == zero["base_n"]["b"] == 4  # 0 % is a measurement
     assert zero["note"]["b"] == "1 ok run has no figure; the figure is the same in every run"
     assert zero["words"]["b"].endswith("(+1.0 points to +1.0 points)")
+    assert zero[["change_pct", "low_pct", "high_pct"]].isna().all(axis=None)  # of 0, no percentage
+    shares = runs_of("mfu", a=[0.48, 0.48, 0.52, 0.52], b=[0.58, 0.58, 0.62, 0.62])  # a hundredth
+    assert differences(shares, figure="mfu", baseline="a")["words"]["b"] == row["words"]
 
 
 def test_the_difference_is_that_of_the_values_shown():
@@ -223,6 +226,11 @@ def test_failed_and_unusable_runs_count_and_have_no_value():
     assert found["note"]["c"] == "4 ok runs have no positive figure"
     assert found["verdict"]["d"] == "too few runs"
     assert found["words"]["d"] == "too few runs (0 and 5 runs; 4 of each are needed)"
+    (row,) = differences(
+        runs_of(a=[*FAST, None, None, math.nan], b=[*(FAST[:4]), None, math.nan, 0.0]), baseline="a"
+    ).to_dict("records")
+    assert (row["n"], row["base_n"], row["n_failed"], row["base_n_failed"]) == (4, 5, 1, 2)
+    assert row["note"] == "3 ok runs have no positive figure"
     few = differences(runs_of(a=[100.0], b=[50.0], c=[80.0, 81.0]))["words"]["b"]
     assert few == f"too few runs: {MINUS}50.0 % (1 and 1 runs; 4 of each are needed)"
     assert differences(runs_of(a=[None], b=[None])).empty
@@ -252,10 +260,42 @@ def test_runs_on_a_host_of_their_own_count_as_one():
         ([None] * 5, ["h"] * 5),
     ):
         assert differences(runs_of(hosts={"a": one, "b": other}, a=FAST, b=slow))["n"]["b"] == 5
+    mixed = {"a": ["h1", "h1", "h2", "h2"], "b": ["h1", "h2", "h2", "h2"]}
+    assert differences(runs_of(hosts=mixed, a=FAST[:4], b=slow[:4]))["n"]["b"] == 4  # hardly differ
     alike = differences(
         runs_of(hosts={"a": 5 * ["h1"], "b": 5 * ["h2"]}, a=FAST, b=slow), hosts_alike=True
     )
     assert alike["verdict"]["b"] == "likely"
+
+
+def test_means_of_hosts_vary_as_they_do_and_not_as_runs():
+    """Two runs on each of four hosts, 0.05 apart from their mean; variance of the means 2e-5 / 3; t(6, 98.75 %)."""
+    logarithms = [mean + off for mean in (-0.003, -0.001, 0.001, 0.003) for off in (-0.05, 0.05)]
+    slow = [1000 * math.exp(value) for value in logarithms]
+    fast = [1.1 * value for value in slow]
+    hosts = {name: [f"{name}{place // 2}" for place in range(8)] for name in ("slow", "fast")}
+    found = differences(runs_of(hosts=hosts, slow=slow, fast=fast), baseline="slow").loc["fast"]
+    margin = 2.9687 * math.sqrt(2 * 2e-5 / 3 / 4)
+    assert (found["n"], found["base_n"], found["verdict"]) == (4, 4, "likely")
+    assert found["high_pct"] == pytest.approx(100 * (1.1 * math.exp(margin) - 1), abs=1e-3)
+
+
+def test_no_difference_larger_than_the_end_that_is_farther_from_zero():
+    """0.5 % less, and the margin of `test_two_settings_by_hand`: exp(-0.0138) and exp(0.0138) times 0.995."""
+    found = differences(runs_of(a=FAST, b=[0.995 * value for value in FAST]), baseline="a")
+    assert found["words"]["b"] == f"no difference larger than 1.9 % ({MINUS}1.9 % to +0.9 %)"
+
+
+def test_a_setting_whose_repeats_disagree_is_no_base():
+    found = differences(runs_of(wild=[1000.0, 2000, 2000, 2000], calm=[500.0] * 4))
+    assert found["base"].to_dict() == {"wild": "calm"}
+
+
+def test_a_table_without_sweeps_is_compared():
+    table = runs_of(a=FAST, b=[value / 2 for value in FAST])
+    bare = table[["experiment", "status", "tokens_per_s"]]
+    assert differences(bare)["words"].to_dict() == differences(table)["words"].to_dict()
+    assert dsnb.compare(bare, bare)["n"].to_dict() == {"b": 10}  # no column tells them apart
 
 
 def test_wrong_questions_are_refused():
@@ -266,6 +306,7 @@ def test_wrong_questions_are_refused():
         ({"figure": "speed"}, unknown),
         ({"figure": "grad_norm_last"}, neither),
         ({"baseline": "z"}, "baseline 'z' is not among the settings: a, b"),
+        ({"relevance": 1}, "relevance is 1: must be 0 or more and less than 1 (0.02 is 2 %)"),
         ({"confidence": 95}, "confidence is 95: must be between 0 and 1 (0.95 is 95 %)"),
         ({"fewest_runs": 1}, "fewest_runs is 1: must be 2 or more, a single run has no spread"),
     ):  # fmt: skip
@@ -300,6 +341,7 @@ def test_settings_match_whatever_they_are_called():
         "too few runs",
         "too few runs",
     ]
+    assert list(found["only_in"]) == ["", "", "before", "after"]
     assert list(found["n"]) == [5, 5, 0, 5]
     assert list(found["base_n"]) == [5, 5, 5, 0]
     assert found["change_pct"]["new_zs1"] == pytest.approx(10)
@@ -365,3 +407,9 @@ def test_a_setting_counts_as_at_least_as_noisy_as_the_median_one():
     # 3 degrees of freedom again: error^2 = v / 4 + 100 v / 4
     half = 7.6605 / math.sqrt(2) * math.sqrt(101 * 0.002 / 3 / 4)
     assert table.loc["noisy", "high_pct"] == pytest.approx(100 * math.expm1(half), rel=1e-4)
+    assert table["note"].tolist() == ["", ""]  # one of them varies
+    # As far apart as the interval reaches: 5 % together with memory.
+    half = 7.6605 / math.sqrt(2) * math.sqrt(2 * 0.002 / 3 / 4)
+    apart = [1000.0 * math.exp(-half)] * 4
+    table = differences(runs_of(quiet=apart, usual=usual, noisy=noisy), baseline="quiet")
+    assert table["p"]["usual"] == pytest.approx(0.05, rel=1e-3)

@@ -26,6 +26,10 @@ def test_a_cpu_bound_run_is_told_what_cuda_graphs_bring_to_the_same_setting():
         run("reduce-overhead", 1000.0, 0.0, gpu_name="NVIDIA B200"),
         run("reduce-overhead", 1000.0, 0.0, status="nan"),
         run("off", 100.0, 1.0, zero_stage=3),  # cannot use graphs
+        run("off", 100.0, 0.2, zero_stage=2),
+        run("reduce-overhead", 108.0, 0.0, zero_stage=2),
+        run("off", 100.0, 0.2, zero_stage=2, model="opt-125m"),
+        run("reduce-overhead", 104.0, 0.0, zero_stage=2, model="opt-125m"),  # hardly faster
     ]
     both = "a larger micro-batch, or compile: reduce-overhead (CUDA graphs), may be faster"
     graphs = "compiled with CUDA graphs, the same setting is 3.4 times as fast"
@@ -35,5 +39,7 @@ def test_a_cpu_bound_run_is_told_what_cuda_graphs_bring_to_the_same_setting():
         2: "CPU-bound: up to 30 % of the step; a larger micro-batch may be faster",
         4: f"CPU-bound: up to 70 % of the step; {both}",
         8: "CPU-bound: up to 100 % of the step; a larger micro-batch may be faster",
+        9: "CPU-bound: up to 20 % of the step; compiled with CUDA graphs, the same setting is 1.1 times as fast",
+        11: f"CPU-bound: up to 20 % of the step; {both}",
     }
     assert cpu_bound_words(pd.DataFrame(rows).drop(columns="cpu_bound")) == {}

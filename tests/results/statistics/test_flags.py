@@ -8,6 +8,7 @@ import pytest
 
 import dsnb
 from dsnb.results.literature import tables
+from dsnb.results.runs.number_text import MINUS
 from dsnb.results.runs.run import assignments
 from dsnb.results.statistics.flags import (
     Flag,
@@ -84,6 +85,42 @@ def test_columns_say_what_steps_would():
     assert flags(pd.DataFrame(columns=RUN_COLUMNS)).empty
 
 
+def test_the_spread_of_steps_by_hand():
+    """Eight steps of 1 s, one of 3 and one of 13: mean 2.4, median 1, squares of deviations 128.4, divisor 9."""
+    (found,) = flagged(a_run(times=np.array([1.0] * 8 + [3.0, 13.0]))).to_dict("records")
+    assert found["step_spread_pct"] == pytest.approx(100 * math.sqrt(128.4 / 9) / 2.4)
+    assert found["mean_over_median"] == pytest.approx(2.4)
+    assert found["slow_steps"] == 2  # 3 s is more than twice the median, though not the mean
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"step_time_mean_s": 1.09}, ""),
+        ({"step_time_mean_s": 1.11}, "mean step 1.11 times the median"),
+        ({"recompilations": 1}, "1 graph compiled during the timed steps"),
+        ({"alloc_retries": 1},
+         "memory was returned to the GPU 1 time in the timed steps: it was nearly full"),
+        ({"sm_clock_mhz": 1910}, ""),
+        ({"sm_clock_mhz": 1890}, "clock 5.5 % below that of another run of the setting"),
+        ({"slow_steps": 1}, "1 timed step of more than twice the median"),
+    ],
+)  # fmt: skip
+def test_a_flag_begins_at_its_limit(columns, words):
+    usual = {"step_time_median_s": 1.0, "step_time_mean_s": 1.0, "sm_clock_mhz": 2000}
+    runs = [a_run(1, **usual | columns)[0], a_run(2, **usual)[0]]
+    assert list(flags(pd.DataFrame(runs))["words"]) == [words, ""]
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [(1.015, ""), (1.03, "step time drifted by +2.9 %"), (0.9, f"step time drifted by {MINUS}10.3 %")],
+)  # fmt: skip
+def test_a_drift_is_two_per_cent_in_either_direction(last, words):
+    """Between the medians of the first and the last two steps: 38 / 39 of the rise, over the median."""
+    assert flagged(a_run(times=np.linspace(1, last, 40)))["words"][0] == words
+
+
 def test_drift_by_hand():
     """A rise of a tenth from the first block to the last, each of two steps."""
     drift_pct, p = drift(np.repeat(np.linspace(1, 1.1, 20), 2))
@@ -92,6 +129,7 @@ def test_drift_by_hand():
     assert p == pytest.approx(math.erfc((score - 1) / math.sqrt(variance) / math.sqrt(2)))
     assert drift(np.ones(40)) == (0, 1)
     assert all(map(math.isnan, drift(np.ones(9))))
+    assert drift(np.array([1.0] * 9 + [10.0]))[0] == 0  # 36 of 45 pairs have no slope
 
 
 def test_single_slow_steps_are_no_drift():
@@ -113,6 +151,15 @@ def test_a_clock_that_falls_during_the_timed_steps():
     assert clock_drop_pct(falls, None) == 25
     found = flagged(a_run(), samples={0: falls})
     assert found["words"][0] == "clock 25.0 % lower at the end than at the beginning"
+    thirds = samples([2000, 1900, 1900, 1500, 1500, 1500])  # two samples each
+    assert clock_drop_pct(thirds, None) == pytest.approx(100 * (1 - 1500 / 1950))
+    # The first timed step ends at 10 s and began at 4 s; before that, the clock was higher.
+    timed = pd.DataFrame({"t_s": [10.0, 12.0], "step_time_s": [6.0, 2.0]})
+    early = samples([2500] * 2 + [2000] * 3 + [1900] * 3 + [1500] * 3)
+    assert clock_drop_pct(early, timed) == 25
+    # GPU 0 of another host becomes faster.
+    rises = samples([1500] * 3 + [1900] * 3 + [2000] * 3).assign(host="b")
+    assert clock_drop_pct(pd.concat([falls.assign(host="a"), rises.assign(gpu=1)]), None) == 25
     late = pd.DataFrame(a_run()[1][2:]).assign(t_s=lambda t: t["t_s"] + 100)
     for own, timed in (
         (samples([2000] * 3 + [1000] * 3, busy=10), None), (samples([2000] * 5), None), (None, None), (falls, late),
@@ -137,6 +184,19 @@ def test_an_outlier_is_three_and_a_half_deviations_from_the_median(odd_pct, is_o
     found = flags(pd.DataFrame([a_run(tokens_per_s=rate)[0] for rate in rates]))
     assert list(found["off_pct"]) == pytest.approx([0, -2, -2, 2, odd_pct])
     assert [Flag.OUTLIER in one for one in found["flags"]] == [False] * 4 + [is_outlier]
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        ([100.0, 101, 99, 100, 70], [4]),  # below, too
+        ([100.0, 100.1, 99.9, 100, 104], []),  # less than 5 %, however alike the others are
+        ([100.0, 100, 100, 102, 109], []),  # 3.5 x 1.4826 x the median of 2 and 9, without zeros
+    ],
+)
+def test_deviations_are_compared_with_those_of_all_repeats(rates, expected):
+    found = flags(pd.DataFrame([a_run(tokens_per_s=rate)[0] for rate in rates]))
+    assert list(np.flatnonzero([Flag.OUTLIER in one for one in found["flags"]])) == expected
 
 
 SETTING = {
@@ -178,6 +238,50 @@ def test_gaps_by_hand_and_in_words():
     ]
 
 
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (losses(10.009), ""),
+        (losses(10.02), "first loss +0.2 % from that of settings that compute the same"),
+        (losses(9.98), f"first loss {MINUS}0.2 % from that of settings that compute the same"),
+        (losses(10.0, 7.45), ""),
+        (losses(10.0, 7.55), "last loss +5.5 % of the first loss from that of settings that train alike"),
+        (losses(10.0, 6.4), f"last loss {MINUS}6.0 % of the first loss from that of settings that train alike"),
+    ],
+)  # fmt: skip
+def test_a_loss_is_odd_from_its_limit_on_in_either_direction(odd, words):
+    assert list(flags(table(losses(10.0), losses(10.0), odd))["words"]) == ["", "", words]
+
+
+def test_repeats_of_a_setting_count_once_with_their_median():
+    """Medians: 10 of 10, 10 and 11, 10.1 and 10.2; from 10, the nearer of the others is 10.1."""
+    own = [
+        losses(loss, experiment="a", repeat=repeat) for repeat, loss in enumerate((11.0, 10, 10), 1)
+    ]
+    found = loss_gaps_pct(table(*own, losses(10.1), losses(10.2)))["first_loss_gap_pct"]
+    gaps = [
+        100 * (11 - 10.1) / 10.1,
+        *[100 * (10 - 10.1) / 10.1] * 2,
+        1.0,
+        100 * (10.2 - 10.1) / 10.1,
+    ]
+    assert list(found) == pytest.approx(gaps)
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "is_odd"), [(4, 9.004, False), (4, 9.006, True), (5, 9.9, False)]
+)
+def test_repeats_may_differ_after_four_steps_and_by_rounding(step, loss, is_odd):
+    """0.05 % of 9 is 0.0045."""
+    runs = table(losses(9, experiment="a"), losses(9, experiment="a", repeat=2))
+    steps = pd.DataFrame(
+        {"sweep": "s", "experiment": "a", "repeat": repeat, "step": step, "phase": "timed", "t_s": 1.0,
+         "step_time_s": 1.0, "loss": own}
+        for repeat, own in ((1, 9.0), (2, loss))
+    )  # fmt: skip
+    assert [Flag.LOSS in own for own in flags(runs, steps)["flags"]] == [is_odd] * 2
+
+
 def test_what_starts_elsewhere_is_not_compared():
     for other in (
         {"model": "opt-350m"}, {"seq_len": 256}, {"global_batch_size": 64}, {"seed": 1}, {"seed": None},
@@ -208,6 +312,12 @@ def test_losses_of_runs_that_did_not_end_well_are_not_compared():
             .all()
         )
         assert loss_gaps_pct(runs).loc[2].isna().all()
+
+
+@pytest.mark.parametrize("unknown", ["seed", "global_batch_size", "dropout"])
+def test_losses_are_not_compared_where_nobody_knows_whether_they_started_alike(unknown):
+    runs = table(losses(10.0), losses(11.0)).assign(**{unknown: None})
+    assert loss_gaps_pct(runs).isna().all(axis=None)
 
 
 @pytest.mark.parametrize("column", ["skipped_steps", "skipped_warmup_steps"])

@@ -118,3 +118,16 @@ def test_the_studentized_range_is_that_of_published_tables():
     assert (intervals.exceedance(0, 5, 4), intervals.exceedance(math.inf, 5, 4)) == (1, 0)
     assert math.isnan(intervals.exceedance(math.nan, 5, 4))
     assert intervals.exceedance(intervals.quantile(0.05, 300, 6), 300, 6) == pytest.approx(0.05)
+
+
+def test_the_hosts_of_a_hostfile_are_the_hosts_of_a_run():
+    runs = pd.DataFrame({"hosts": ["a,b", None, None], "host": ["a", "c", None]})
+    assert intervals.hosts(runs) == ["a,b", "c", None]
+
+
+def test_equal_values_have_the_degrees_of_freedom_of_both_and_changes_are_ratios():
+    base = Moments(np.array([0.0]), np.array([0.0]), np.array([4.0]))
+    other = Moments(np.array([0.1]), np.array([0.0]), np.array([5.0]))
+    assert intervals.welch(base, other, 1.0)[2] == [4 + 5 - 2]
+    bounds = intervals.all_pairs(base, other, 2, CONFIDENCE)
+    assert [ends[0] for ends in bounds.changes] == pytest.approx([math.expm1(0.1)] * 3)

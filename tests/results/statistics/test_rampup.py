@@ -61,6 +61,9 @@ def test_schedules_by_hand():
         pd.NA,
     ]  # 50 samples each, in steps of 32 and 64
     assert table["until_tokens"].tolist() == [640, 1280, pd.NA]
+    table = dsnb.rampup(32, 128, gpus_per_node=4, micro_batch_size=1, ramp_samples=192)
+    assert table["until_samples"].tolist() == [96, 224, pd.NA]  # 96 each: 3 steps of 32, 2 of 64
+    assert table["until_tokens"].isna().all()  # their length is unknown
     alone = dsnb.rampup(32, 32, gpus_per_node=4, micro_batch_size=1, ramp_samples=100)
     assert alone["until_samples"].isna().all()
 
@@ -72,6 +75,11 @@ def test_equally_fast_micro_batches_and_unmeasured_sizes():
         [2, 32, 2]
     ]  # 2 is as fast as 4, and lets twice the nodes work
     assert table["efficiency"].tolist() == pytest.approx([100 / 101])
+    one_node = dsnb.rampup(32, 32, gpus_per_node=8, runs=runs, max_nodes=1)
+    # Of equally fast ones, the larger micro-batch.
+    assert one_node[["micro_batch_size", "grad_accum"]].to_numpy().tolist() == [[4, 1]]
+    repeated = runs_of((2, 100, 2), (2, 100, 1), (2, 100, 1), (2, 130, 1))
+    assert fastest_replica(repeated) == (1, {2: 100})  # the median; the smaller replica
     more = pd.concat([runs, runs_of((2, 300, 1), gpus=4), runs_of((8, 500, 1), status="oom")])
     assert fastest_replica(more) == (1, {2: 100, 4: 101})  # those on the most GPUs
 

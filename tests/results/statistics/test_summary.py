@@ -8,7 +8,13 @@ import pytest
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs.labels import METRIC_LABELS
 from dsnb.results.statistics.comparisons import differences
-from dsnb.results.statistics.summary import STATISTICS, summarize, timing
+from dsnb.results.statistics.summary import (
+    STATISTICS,
+    repeat_ratios,
+    summarize,
+    timing,
+    unstable,
+)
 
 RUNS = pd.DataFrame(
     {
@@ -61,6 +67,29 @@ def test_what_is_no_step_is_the_notebook_less_warm_up_and_timed_steps():
     table = timing(runs)
     assert table["outside_steps"].to_dict() == {"a": 21 - 4 - 8, "b": 16 - 4 - 8}
     assert table["build"].to_dict() == {"a": 2, "b": 2}
+    repeated = pd.concat([runs.head(1)] * 4).assign(
+        build_s=[1.0, 2.0, 6.0, 900.0], status=["ok", "ok", "ok", "failed"]
+    )
+    assert timing(repeated)["build"].to_dict() == {"a": 2}
+
+
+def test_repeats_that_differ_by_more_than_half_are_unstable():
+    rates = {"a": [100.0, 149.0], "b": [100.0, 151.0], "c": [100.0, 0.0], "d": [100.0, 900.0]}
+    rows = [(name, rate) for name, own in rates.items() for rate in own]
+    runs = pd.DataFrame(rows, columns=["experiment", "tokens_per_s"]).assign(status="ok")
+    runs.loc[7, "status"] = "nan"
+    assert repeat_ratios(runs).dropna().to_dict() == {"a": 1.49, "b": 1.51}
+    assert unstable(runs) == ["b"]
+
+
+def test_runs_vary_in_settings_and_hardware_and_not_in_how_they_were_measured():
+    """A run that was cut short may not have recorded its GPU, and counts only if it ended."""
+    runs = pd.DataFrame(
+        {"sweep": "s", "experiment": "a", "steps": [10, 20, 30], "tokens_per_s": 1.0}
+    )
+    runs = runs.assign(status=["ok", "ok", "interrupted"], gpu_name=["H100", "H100", None])
+    assert summarize(runs)["varies"]["a"] == ""
+    assert summarize(runs.assign(status="ok"))["varies"]["a"] == "gpu_name"
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import dsnb
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant, span
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.setting_axes import variants, varying, with_setting_axes
-from dsnb.results.statistics.tasks import is_fine_tuning, tasks
+from dsnb.results.statistics.setting_axes import split, variants, varying, with_setting_axes
+from dsnb.results.statistics.tasks import is_fine_tuning, parameters, tasks
 from dsnb.show.explorer import data
 from tests.support import made_up
 
@@ -150,3 +150,20 @@ def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
     assert not is_fine_tuning(runs)  # not of all of them
     assert not is_fine_tuning(lora.drop(columns=["lora_rank"]))  # unknown
     assert is_fine_tuning(runs.assign(weights="pretrained"))
+
+
+def test_the_size_of_a_model_is_measured_or_published_or_unknown():
+    runs = pd.DataFrame({"model": "gpt2", "parameters": [None, 124e6, 125e6]})
+    assert parameters(runs) == 125e6
+    assert parameters(runs.head(1)) == 124_439_808
+    assert parameters(runs.head(1).assign(model="unheard of")) == 0
+
+
+def test_parts_whose_unusual_settings_are_the_same_have_whole_titles():
+    runs = pd.DataFrame(
+        {"model": "gpt2", "optimizer": "adafactor", "offload": ["none", None, "all-cpu"]}
+    )
+    titles = [
+        title for title, _ in split(runs.assign(optimizer=["adafactor", "adafactor", "adamw"]), ())
+    ]
+    assert len(set(titles)) == 3

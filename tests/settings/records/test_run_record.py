@@ -1,4 +1,4 @@
-"""When a run is finished: each status once, and each file that may be missing; what is said of files and folders."""
+"""When a run is finished: each status once, and each file that may be missing; problems of files and folders."""
 
 import os
 from pathlib import Path

@@ -200,3 +200,113 @@ def test_a_rank_without_the_strategys_package_says_so():
     message = "strategy 'fsdp_kept' is not installed on this host: install its package here, too"
     with pytest.raises(SettingsError, match=f"^{message}$"):
         strategy("fsdp_kept").trainer(None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "forward", "computed", "stream", "accumulated"),
+    [
+        ({}, "bf16", 2, 2, 2),
+        ({"precision": "fp32"}, "fp32", 4, 4, 4),
+        ({"precision": "tf32", "device": "cuda"}, "fp32", 4, 4, 4),
+        ({"mixed_precision": "autocast"}, "fp32", 2, 4, 4),
+        ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", 2, 2, 4),
+        ({"strategy": "ddp", "gpus": 2}, "fp32", 2, 4, 4),
+        ({"strategy": "fsdp", "gpus": 2}, "bf16", 2, 2, 4),
+        ({"zero_stage": 1, "gpus": 2, "grad_accum": 2}, "bf16", 2, 2, 4),
+        ({"zero_stage": 1, "grad_accum_dtype": "fp32"}, "bf16", 2, 2, 4),
+        ({"zero_stage": 1, "gpus": 2, "pipeline_parallel": 2, "grad_accum": 2}, "bf16", 2, 2, 2),
+    ],
+    ids=str,
+)
+def test_bytes_of_numbers(settings, forward, computed, stream, accumulated):
+    """Of products, of the residual stream, and of a gradient that is kept until the update."""
+    numbers = Experiment(**settings).numbers
+    assert numbers.forward == forward
+    assert numbers.computed_bytes == computed
+    assert numbers.stream_bytes == stream
+    assert numbers.accumulated_bytes == accumulated
+    is_cast = settings.get("mixed_precision") == "autocast" or settings.get("strategy") == "ddp"
+    assert numbers.casts_weights == (is_cast and not settings.get("lora_rank"))
+
+
+def test_messages_and_what_overlaps():
+    """1,000 gradients in buckets of 250 are 4 messages, and one of what is left."""
+    step = sent(gpus=4, zero_stage=1, bucket_elements=250)
+    assert step["data_messages"] == 2 * (1000 / 250 + 1)  # reduced and gathered
+    assert sent(gpus=4, zero_stage=1)["data_messages"] == 2 * (1000 / 5e8 + 1)
+    assert "reduction_overlaps" not in step
+    assert sent(gpus=4, zero_stage=1, overlap_comm="on")["reduction_overlaps"] == 1
+    step = sent(gpus=4, zero_stage=3)
+    assert step["data_messages"] == (1 + 1) * 2 * 2  # gathers and reductions of two blocks
+    assert (step["reduction_overlaps"], step["gather_overlaps"]) == (1, 1)
+    assert "reduction_overlaps" not in sent(gpus=4, zero_stage=3, overlap_comm="off")
+
+
+def test_a_tensor_parallel_rank_sends_its_part_of_the_model():
+    """Of eight GPUs four share the same half of the model: 500 weights."""
+    step = sent(gpus=8, zero_stage=1, tensor_parallel=2)
+    assert (step["all_reduce"], step["all_gather"]) == (500 * 2 * 2 * 3 / 4, 500 * 2 * 3 / 4)
+
+
+def test_quantized_communication_of_zeropp():
+    """A byte for a weight, and half a byte for a gradient, once inside and once between nodes."""
+    quantized = Experiment(gpus=4, zero_stage=3).model_copy(update={"zeropp": "all"})
+    step = asdict(quantized.parallel_strategy.traffic(quantized, MODEL))
+    assert (step["all_gather"], step["all_to_all"]) == (1000 * 3 / 4, 1000 * 3 / 4 * 0.5 * 2)
+    assert step["reduce_scatter"] == 0
+
+
+def test_bytes_of_a_gradient_that_is_sent():
+    """Under autocast ZeRO sends those of linear layers in half; GPT-2 has Conv1D instead."""
+    gpt2 = ModelSize(parameters=1000, trained=1000, layers=2, hidden=10, family="gpt2")
+
+    def each(model=MODEL, **settings):
+        experiment = Experiment(gpus=4, **settings)
+        return experiment.parallel_strategy.reduced_bytes(experiment, model)
+
+    autocast = {"mixed_precision": "autocast"}
+    assert [each(zero_stage=stage, **autocast) for stage in (0, 1)] == [4, 2]
+    assert each(gpt2, zero_stage=1, **autocast) == 4
+    assert each(strategy="ddp", lora_rank=8) == 2
+    # PowerSGD: 1.4 x hidden numbers for each of hidden x hidden.
+    compressed = {"gradient_compression": "powersgd", "powersgd_rank": 2}
+    assert each(strategy="ddp", **compressed) == pytest.approx(4 * 1.4 * 2 / 10)
+    assert each(strategy="fsdp") == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "each"),
+    [({}, 2), ({"precision": "fp32"}, 4), ({"mixed_precision": "autocast"}, 4)],
+    ids=str,
+)
+def test_bytes_of_a_weight_that_fsdp_gathers(settings, each):
+    assert sent(strategy="fsdp", gpus=2, **settings)["all_gather"] == 2 * 1000 * each / 2
+
+
+def test_which_class_trains():
+    assert Experiment().parallel_strategy.trainer(Experiment()).endswith(":DeepSpeedTrainer")
+    pipeline = Experiment(zero_stage=1, gpus=2, pipeline_parallel=2, grad_accum=2)
+    assert pipeline.parallel_strategy.trainer(pipeline).endswith(":PipelineTrainer")
+
+
+def test_other_programs_have_masters_in_half_precision():
+    other = Experiment.recorded({"strategy": "elsewhere", "zero_stage": 1, "gpus": 4})
+    assert other.states.of_rank == (2, 2, 12 / 4, 0, 0, 0, 0, 0, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "of_optimizer", "of_weights"),
+    [
+        ({"zero_stage": 0}, False, False),
+        ({"zero_stage": 1}, True, False),
+        ({"zero_stage": 2}, True, False),
+        ({"zero_stage": 3}, True, True),
+        ({"strategy": "fsdp"}, True, True),
+        ({"strategy": "ddp"}, False, False),
+    ],
+    ids=str,
+)
+def test_what_ranks_have_a_share_of(settings, of_optimizer, of_weights):
+    made = Experiment(gpus=2, **settings)
+    assert made.parallel_strategy.shards_optimizer(made) is of_optimizer
+    assert made.parallel_strategy.shards_weights(made) is of_weights

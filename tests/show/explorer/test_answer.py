@@ -172,6 +172,14 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
     card.get_by_label("Price of an hour (H100-SXM-80GB)").fill("")
     card.get_by_label("Price of an hour (H100-SXM-80GB)").press("Enter")
     assert "at an assumed €2.50 a GPU-hour" in card.inner_text()
+    card.get_by_label("Price of an hour (H100-SXM-80GB)").fill("2.5")
+    card.get_by_label("Price of an hour (H100-SXM-80GB)").press("Enter")
+    assert tab.evaluate(f"{ROOT}.state.prices") == {}  # the assumed one is still assumed
+    asked_of = card.locator(".dsnb-field", has_text="Price of an hour").locator("visible=true")
+    assert asked_of.count() == 1  # the hardware of this task
+    tab.evaluate(f"{ROOT}.set({{ task: 'cpu, sequence 512' }})")
+    assert tab.evaluate(f"{ROOT}.state.objective") == "cost"  # as it was chosen
+    tab.evaluate(f"{ROOT}.set({{ task: 'opt-350m, sequence 512' }})")
     card.get_by_label("Objective").select_option("memory")
     assert "The setting with the least memory is unknown" in card.inner_text()
 
@@ -247,4 +255,5 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
         )
     rows.nth(2).get_by_role("button").click()
     assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.hidden]") == [titles[2], True]
+    assert tab.evaluate(f"{ROOT}.state.precision") == []  # a task starts with all of its runs
     assert tab.evaluate("document.activeElement.tagName") == "SELECT"

@@ -725,6 +725,31 @@ def repeated():
     return table.round({"gpu_util_pct": 0, "peak_allocated_gib": 2})
 
 
+def known():
+    """Give four settings whose days, costs, ranges and changes the tests compute by hand."""
+    rates = {
+        "a": [98.0, 100.0, 100.0, 102.0],
+        "b": [50.0, 50.01],
+        "c": [170.0, 190.0, np.nan],
+        "d": [90.0, 900.0],
+    }
+    looks = {"a": (1, 1, 10.0), "b": (1, 2, np.nan), "c": (2, 1, 20.0), "d": (2, 2, 20.0)}
+    rows = [
+        (name, repeat, rate) for name, own in rates.items() for repeat, rate in enumerate(own, 1)
+    ]
+    table = front().iloc[[0] * len(rows)].reset_index(drop=True)
+    table[["experiment", "repeat", "tokens_per_s"]] = rows
+    table[["gpus", "micro_batch_size", "peak_allocated_gib"]] = [looks[name] for name, *_ in rows]
+    is_lost = table["tokens_per_s"].isna()
+    table["status"] = np.where(is_lost, "failed", "ok")
+    table["peak_allocated_gib"] = table["peak_allocated_gib"].mask(is_lost)
+    per_gpu = table["tokens_per_s"] / table["gpus"]
+    return table.assign(
+        tokens_per_s_per_gpu=per_gpu, step_time_mean_s=512 / per_gpu, mfu=per_gpu / 100_000, gpu_util_pct=per_gpu - 50,
+        device_memory_gib=np.nan,
+    ).astype({"gpus": int, "micro_batch_size": int})  # fmt: skip
+
+
 ODD = {
     "no runs": (made_up.runs(30).head(0), "0 of 0 runs in 0 experiments selected."),
     "one run": (made_up.runs(30).head(1), "1 of 1 run in 1 experiment selected"),
@@ -738,6 +763,7 @@ ODD = {
     "odd repeats": (made_up.runs(9).assign(repeat=[None, "x", 1, 2, 3, 1, 2, 3, 1]), "9 of 9 runs"),
     "unstable": (unstable(), "24 of 24 runs"),
     "repeated": (repeated(), "192 of 192 runs"),
+    "known": (known(), "11 of 11 runs in 4 experiments selected; 1 not ok."),
 }
 
 
@@ -755,12 +781,13 @@ def of(kind):
 
 
 def test_odd_tables_give_a_sensible_page(several):
+    """Each table gets every eighth of the options, beginning with another one."""
     tab = several.tab
-    for kind, (table, text) in ODD.items():
+    for place, (kind, (table, text)) in enumerate(ODD.items()):
         here = of(kind)
         assert text in tab.evaluate(f"{here}.count.textContent")
         for name in ("x", "y", "colour", "along"):
-            for value in tab.evaluate(f"{here}.model.options.{name}")[::4]:
+            for value in tab.evaluate(f"{here}.model.options.{name}")[place % 8 :: 8]:
                 tab.evaluate(f"{here}.set({{ {name}: '{value}' }})")
         tab.evaluate(CALM)
         if len(table):
@@ -846,3 +873,245 @@ def test_changes_are_shown_with_the_intervals_of_python(several):
     assert cells[2] == "".join(dict(shown)[other][0])
     assert dict(tab.evaluate(compared, other))[base][0][0] != dict(shown)[other][0][0]
     assert several.said == []
+
+
+@pytest.fixture
+def here(several):
+    """Give the explorer of the table `known` in its usual state, as an expression; at the end, it has said nothing."""
+    here = of("known")
+    several.tab.evaluate(f"{here}.set({here}.model.state)")
+    yield here
+    several.tab.evaluate(f"{here}.set({here}.model.state)")
+    assert several.said == []
+
+
+def texts(tab, here, selector):
+    """Give the text of each node within an explorer."""
+    return tab.evaluate(
+        f"[...{here}.root.querySelectorAll('{selector}')].map((node) => node.textContent)"
+    )
+
+
+def test_days_cost_and_gpu_hours_are_those_of_the_best_stable_setting_of_each_number_of_gpus(
+    several, here
+):
+    """On 1 GPU a (100 tokens/s) and not b (50), on 2 GPUs c (180) and not d, whose runs differ ten times."""
+    tab = several.tab
+    tokens = 100 * 86_400 * 100  # 100 days at 100 tokens/s
+    days = [100, 100 / 1.8]
+    drawn = f"{here}.byGpus.charts.map(({{ picture }}) => picture.data.medians.map(({{ y }}) => y))"
+    title = f"{here}.byGpus.charts[1].picture.signals.y_title"
+    for price, heading, second in (
+        (2, "cost ($)", [100 * 24 * 2, 100 / 1.8 * 24 * 2 * 2]),
+        (0, "GPU-hours", [100 * 24, 100 / 1.8 * 24 * 2]),
+    ):
+        tab.evaluate(f"{here}.set({{ train_tokens: {tokens}, prices: {{ GPU: {price} }} }})")
+        found = tab.evaluate(drawn)
+        assert found[0] == pytest.approx(days)
+        assert found[1] == pytest.approx(second)
+        assert tab.evaluate(title) == heading
+
+
+def test_the_first_charts_marks_are_where_their_figures_are(several, here):
+    tab = several.tab
+    tab.evaluate(
+        f"{here}.set({{ objective: 'time', x: 'peak_allocated_gib', y: 'tokens_per_s_per_gpu' }})"
+    )
+    data = tab.evaluate(f"{here}.scatter.picture.data")
+    # c is the fastest: 170 and 190 tokens/s on 2 GPUs; d is unstable, and b has no memory.
+    assert data["best"] == [{"x": 20, "y": 90}]
+    assert [(one["number"], one["x"], one["y"]) for one in data["front"]] == [("1", 10, 100)]
+    assert data["capacity_x"] == []  # 140 GiB would squash what is up to 20
+    note = tab.evaluate(f"{here}.laneNote.textContent")
+    assert "Not drawn: 2 ok runs without these figures." in note
+    assert texts(tab, here, ".dsnb-front li") == [
+        "1 GPU, micro-batch 1: tokens/s/GPU 100, peak memory allocated (GiB) 10.00 Pin"
+    ]
+    assert texts(tab, here, ".dsnb-front h3") == [
+        "Best trade-offs: differences below 2 % do not count"
+    ]
+    medians = tab.evaluate(f"{here}.medians.picture.data.medians")
+    ranges = sorted((one["low"], one["y"], one["high"]) for one in medians)
+    wanted = [(45, 247.5, 450), (50, 50.005, 50.01), (85, 90, 95), (98, 100, 102)]
+    assert ranges == [pytest.approx(one) for one in wanted]
+    tab.evaluate(f"{here}.set({{ x: 'step_time_mean_s', y: 'mfu', y_scale: 'log' }})")
+    signals = tab.evaluate(f"{here}.scatter.picture.signals")
+    assert (signals["x_factor"], signals["y_factor"]) == (1000, 100)  # ms and %
+    assert tab.evaluate(f"{here}.scatter.types.y") == "log"
+    tab.evaluate(f"{here}.set({{ y: 'gpu_util_pct' }})")
+    assert tab.evaluate(f"{here}.scatter.types.y") == "linear"  # that of one run is 0
+
+
+def test_a_tip_has_median_and_range_in_the_units_of_the_headings(several, here):
+    tab = several.tab
+    tab.evaluate(f"{here}.set({{ x: 'step_time_mean_s', y: 'mfu' }})")
+    tip = tab.evaluate(
+        f"(name) => {here}.describe({{ id: {here}.model.experiments.names.indexOf(name), isExperiment: true }})",
+        "c",
+    )
+    # 85 and 95 tokens/s/GPU: shares of 100,000, and times of 512 tokens
+    assert "MFU (%): 0.090 (median of 2 runs: 0.085 to 0.095)" in tip
+    assert "step time (ms): 5,706.5 (median of 2 runs: 5,389.5 to 6,023.5)" in tip
+
+
+def test_the_table_has_counts_spreads_and_constants(several, here):
+    tab = several.tab
+    (head, *rows), shown = tab.evaluate(
+        f"[{here}.table.lines(), [...{here}.table.body.rows].map((row) => row.cells[0].textContent)]"
+    )
+    found = pd.DataFrame(rows, columns=head).set_index("tokens/s/GPU")
+    assert [found.loc[rate, ["n", "not ok"]].tolist() for rate in (100, 90)] == [[4, 0], [2, 1]]
+    assert set(found["precision"]) == {"bf16"}  # the same for all
+    assert tab.evaluate(f"{here}.table.range.textContent") == "1 to 4 of 4"
+    assert "<0.1" in texts(tab, here, ".dsnb-runs td")  # 50 and 50.01
+    for direction in ("ascending", "descending"):
+        tab.evaluate(f"{here}.set({{ sort: ['peak_allocated_gib', '{direction}'] }})")
+        last = tab.evaluate(f"{here}.model.experiments.names[{here}.table.items.at(-1)]")
+        assert (direction, last) == (direction, "b")  # it has no memory
+    assert len(shown) == 4
+
+
+def test_a_saved_picture_says_what_was_selected(several, here):
+    tab = several.tab
+    tab.evaluate(
+        f"{here}.set({{ gpus: [1], x: 'peak_allocated_gib', colour: 'micro_batch_size' }})"
+    )
+    told = tab.evaluate(f"{here}.describePicture({here}.scatter)")
+    assert told["title"] == "gpt2, sequence 512: tokens/s/GPU against peak memory allocated"
+    assert told["cite"].endswith("n = 6 runs")  # four of a and two of b
+    assert [one["label"] for one in told["legend"]] == ["1", "2"]
+    of_a_run = tab.evaluate(f"{here}.describePicture({here}.detail.charts[0])")
+    assert of_a_run["legend"] == []
+
+
+def test_a_region_selects_and_changes_neither_front_nor_other_axes(several):
+    tab, here = several.tab, of("one axis")
+    tab.evaluate(
+        f"{here}.set({here}.model.state); {here}.set({{ x: 'peak_allocated_gib', y: 'tokens_per_s', relevance: 0 }})"
+    )
+    tab.evaluate(f"{here}.set({{ brush: {{ x: [15, 15], y: [90, 90] }} }})")
+    assert tab.evaluate(f"{here}.selected") == [5]
+    names = f"{here}.frontier.map((point) => {here}.model.experiments.names[point.experiment])"
+    assert tab.evaluate(names) == list("abcde")
+    tab.evaluate(f"{here}.set({{ x: 'power_w' }})")
+    assert tab.evaluate(f"[{here}.state.brush, {here}.selected.length]") == [None, 6]
+    tab.evaluate(f"{here}.set({here}.model.state)")
+
+
+def test_single_changes_are_ordered_by_size_and_drawn_as_logarithms(several, here):
+    """Of `known`, b and c differ from a in one setting, d in two; of the other, rates are a's times 0.9 to 1.3."""
+    tab = several.tab
+    name = "{0}.effects.map((one) => {0}.model.experiments.names[one.experiment])"
+    tab.evaluate(f"{here}.set({{ base: 'a' }})")
+    assert sorted(tab.evaluate(name.format(here))) == ["b", "c"]
+    assert [note for note in texts(tab, here, ".dsnb-effects .dsnb-bad") if "not ok" in note] == [
+        " 1 of 3 not ok"
+    ]
+    tab.evaluate(f"{here}.set({{ micro_batch_size: [2] }})")
+    assert tab.evaluate(f"{here}.base.value") in {"b", "d"}  # a is filtered out
+    one = of("one axis")
+    tab.evaluate(f"{one}.set({one}.model.state); {one}.set({{ base: 'a' }})")
+    assert tab.evaluate(name.format(one)) == ["e", "d", "c", "b", "f"]
+    bars = tab.evaluate(
+        f"[...{one}.root.querySelectorAll('.dsnb-part')].map((node) => node.getAttribute('style'))"
+    )
+    share = 50 * np.log(0.9) / np.log(1.3)  # 30 % more fills its half
+    assert bars[0] == "left: 50.00%; width: 50.00%"
+    assert bars[-1] == f"left: {50 + share:.2f}%; width: {-share:.2f}%"
+    tab.evaluate(f"{one}.set({one}.model.state)")
+
+
+def test_pins_count_runs_and_compare_runs_by_their_own_figures(several, here):
+    tab = several.tab
+    rows = f"[...{here}.pins.table.querySelectorAll('tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    tab.evaluate(f"{here}.set({{ pins: ['a', 'c'] }})")
+    shown = {title: cells for title, *cells in tab.evaluate(rows)}
+    assert shown["runs that are ok"][:2] == ["4 of 4", "2 of 3"]
+    assert shown["tokens/s/GPU"][:2] == ["100", "90"]
+    tab.evaluate(f"{here}.set({{ pins: [0, 3] }})")  # two runs of a
+    shown = {title: cells for title, *cells in tab.evaluate(rows)}
+    assert shown["tokens/s/GPU"][:2] == ["98", "102"]
+    assert shown["tokens/s/GPU"][2].startswith("+4.1 %")
+    press = f"(label) => {here}.pins.button(label, 'Pin').click()"
+    tab.evaluate(f"{here}.set({{ pins: [] }})")
+    for name in "abc":
+        tab.evaluate(press, name)
+    assert tab.evaluate(f"{here}.state.pins") == ["a", "c"]
+
+
+def test_a_change_counts_and_has_a_colour_if_it_is_certain_and_relevant(several):
+    """The verdict of the same interval with a smallest relevant difference below its change, and above."""
+    tab, here, table = several.tab, of("repeated"), ODD["repeated"][0]
+    runs = dsnb.explore(table).data.runs
+    base = table.groupby("experiment")["tokens_per_s"].median().idxmax()
+    rows = differences(runs, figure="tokens_per_s_per_gpu", baseline=base)
+    rows = rows[rows["verdict"] == "likely"]
+    own = f"{here}.effects.map((one) => [{here}.model.experiments.names[one.experiment], one.changes[0]])"
+    tab.evaluate(f"{here}.set({here}.model.state); {here}.set({{ base: '{base}' }})")
+    name, change = next(one for one in tab.evaluate(own) if one[0] in rows.index)
+    size, end = abs(change["change"]), max(abs(change["low"]), abs(change["high"]))
+    assert size < end
+    for relevance, verdict, colour in (
+        (size / 2, "likely", "dsnb-bad"),  # slower than the fastest
+        ((size + end) / 2, "unclear", "dsnb-soft"),
+        (min(0.99, 1.01 * end), "no larger difference", "dsnb-soft"),
+    ):
+        tab.evaluate(f"{here}.set({{ relevance: {relevance} }})")
+        place = [one for one, _ in tab.evaluate(own)].index(name)
+        assert dict(tab.evaluate(own))[name]["verdict"] == verdict
+        cell = f"{here}.root.querySelectorAll('.dsnb-effects tbody tr')[{place}].cells[2]"
+        assert colour in tab.evaluate(f"{cell}.firstChild.className")
+    # Then the interval alone decides; power is noise around the same value in many settings.
+    tab.evaluate(f"{here}.set({{ relevance: 0, y: 'power_w' }})")
+    every = [change for effect in tab.evaluate(f"{here}.effects") for change in effect["changes"]]
+    found = [one for one in every if one["verdict"] in {"likely", "unclear"}]
+    decided = [one["low"] > 0 or one["high"] < 0 for one in found]
+    assert decided == [one["verdict"] == "likely" for one in found]
+    assert set(decided) == {True, False}
+    better = f"{here}.root.querySelectorAll('.dsnb-effects tbody tr')"
+    tab.evaluate(f"{here}.set({here}.model.state); {here}.set({{ base: '{base}' }})")
+    memory = tab.evaluate(
+        f"{here}.effects.map(({{ changes }}, place) => [changes[1].verdict, changes[1].change, "
+        f"{better}[place].cells[3].firstChild?.className])"
+    )
+    certain = [(change > 0, look) for verdict, change, look in memory if verdict == "likely"]
+    assert certain
+    assert {look for is_more, look in certain if is_more} <= {"dsnb-figure dsnb-bad"}
+    assert {look for is_more, look in certain if not is_more} <= {"dsnb-figure dsnb-better"}
+
+    # At R tokens/s, 86,400e9 tokens take 1e9 / R days of 86,400 s.
+    means = differences(runs, figure="tokens_per_s", baseline=base).loc[name]
+    tab.evaluate(f"(pins) => {here}.set({{ pins, y: 'days', train_tokens: 864e11 }})", [base, name])
+    (days,) = tab.evaluate(
+        f"[...{here}.pins.table.querySelectorAll('tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        ".filter(([title]) => title.startsWith('days'))"
+    )
+    assert days[1:3] == [f"{1e9 / means[side]:,.1f}" for side in ("base_value", "value")]
+    tab.evaluate(f"{here}.set({here}.model.state)")
+
+
+def test_the_steps_of_a_run_begin_after_the_warm_up_in_the_unit_of_the_chart(several, here):
+    """A kernel sends the series of an opened run; here are four steps, the first two of them warm-up."""
+    tab = several.tab
+    steps = {"step": [1, 2, 3, 4], "t_s": [1, 2, 3, 4], "step_time_s": [0.5, 0.4, 0.3, 0.2], "loss": [9, 8, 7, 6],
+             "warm_s": 2, "every": 5, "gpus": 2}  # fmt: skip
+    lost = {"step": [1, 2], "loss": [9, 8]}
+    series = f"(one) => {{ {here}.model.series = one; {here}.redraw(); {here}.open(0); }}"
+    tab.evaluate(series, {"0": steps, "8": lost})  # the third run of c failed
+    charts = f"{here}.detail.charts.map(({{ picture }}) => picture)"
+    shown = next(one for one in tab.evaluate(charts) if one and one["signals"]["y_factor"] == 1000)
+    assert shown["data"]["lines"][0]["path"] == "M3,0.3L4,0.2"
+    assert shown["signals"]["x_low"] == 2
+    described = tab.evaluate(f"{here}.detail.node.textContent")
+    assert "1 in 5 steps is shown." in described
+    assert "Averaged over 2 GPUs." in described
+    facts = dict(
+        zip(texts(tab, here, ".dsnb-facts dt"), texts(tab, here, ".dsnb-facts dd"), strict=True)
+    )
+    assert (facts["step time (ms)"], facts["MFU (%)"]) == ("5,224.5", "0.098")  # 512 / 98
+    losses = tab.evaluate(f"{here}.losses.picture")
+    assert [(one["id"], one["x"], one["y"]) for one in losses["data"]["ends"]] == [(8, 2, 8)]
+    note = tab.evaluate(f"{here}.lossNote.textContent")
+    assert "Crosses mark where 1 run ended early." in note
+    assert "The steps of 9 of the 11 selected runs " in note
+    tab.evaluate(f"{here}.model.series = {{}}")

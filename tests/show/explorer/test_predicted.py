@@ -208,6 +208,21 @@ def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_wi
             "yes",
             "no",
         ]
+        # A gain of less than the mean error is said to be within it.
+        assert "more than the mean error of such predictions" in worth.inner_text()
+        errors = f"{model}.figures.tokens_per_s.errors"
+        tab.evaluate(f"window.errors = {errors}; {errors} = {errors}.map(() => 1e6)")
+        tab.evaluate(f"['memory', 'time'].forEach((objective) => {SLOW}.set({{ objective }}))")
+        assert "within the mean error of such predictions" in worth.inner_text()
+        tab.evaluate(f"{errors} = window.errors")
+        # What needs more GPUs than are at hand, or another global batch than is held, is not suggested.
+        tab.evaluate(f"window.gpus = {model}.gpus; {model}.gpus = {model}.gpus.map(() => 8)")
+        for at_hand, count in ((4, 0), (8, 1)):
+            tab.evaluate(f"{SLOW}.set({{ gpus_at_hand: {at_hand} }})")
+            assert worth.count() == count
+        tab.evaluate(f"{model}.gpus = window.gpus; {SLOW}.set({{ global_batch: 8 }})")
+        assert worth.count() == 0
+        tab.evaluate(f"{SLOW}.set({{ global_batch: 0, gpus_at_hand: 0 }})")
     finally:
         tab.evaluate(f"{model}.fit[0] = 'yes'; {column} = {rates[1]}")
 

@@ -9,7 +9,9 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
+from dsnb.base.files import json_files
 from dsnb.results.statistics.flags import flags, load_samples
+from dsnb.settings.records.paths import RunPaths
 from dsnb.show.explorer import data, payload, single_runs, state
 from tests.support import made_up
 
@@ -388,3 +390,149 @@ def test_neighbours_differ_in_one_setting():
         "b": 2,
         "d": 1,
     }
+
+
+def of_page(table):
+    shown = data.prepared(table)
+    return payload.payload(shown, state.default(shown), None)
+
+
+def test_only_ok_runs_have_figures_and_only_others_causes():
+    table = made_up.runs(3, gpus=[1]).assign(
+        status=["ok", "ok", "failed"], tokens_per_s=[1.0, np.inf, 3.0], cause=["warned", None, "fell over"]
+    )  # fmt: skip
+    rates = data.prepared(table).figures["tokens_per_s"]
+    assert rates.iloc[0] == 1.0
+    assert rates.isna().tolist() == [False, True, True]
+    assert of_page(table)["causes"] == {2: "fell over"}
+
+
+def test_integers_that_json_cannot_keep_are_texts():
+    assert [data.plain(value) for value in (2**53, 2**53 + 1, np.int64(7), 1.0, 0.5, True, None)] == [
+        2**53, "9007199254740993", 7, 1, 0.5, True, None,
+    ]  # fmt: skip
+
+
+def test_a_failed_run_needed_what_it_had_and_what_it_requested():
+    table = made_up.runs(4, gpus=[1], repeats=1).assign(
+        status=["ok", "oom", "oom", "failed"], oom_allocated_gib=[70.0, 78.5, 79.0, None],
+        oom_requested_gib=[5.0, 4.25, None, None], gpu_memory_gib=[80.0, 80.0, 80.0, 40.0],
+    )  # fmt: skip
+    memory = of_page(table)["memory"]
+    assert memory["needed_gib"] == {1: 82.75, 2: 79.0}
+    assert memory["capacity_gib"] == [80, 80, 80, 40]
+    assert of_page(table.assign(gpu_memory_gib=80.0))["memory"]["capacity_gib"] == 80
+
+
+def test_remarks_have_advice_for_runs_of_dsnb_alone():
+    table = made_up.runs(2, gpus=[1], repeats=1, model=["gpt2"]).assign(
+        status="oom", device="cuda", oom_phase="forward", source=["dsnb", "a log"], note=["odd", None]
+    )  # fmt: skip
+    remarks = single_runs.remarks(data.prepared(table), {0: "slow"})
+    own = {run: [remarks["texts"][place] for place in places] for run, places in remarks["runs"].items()}  # fmt: skip
+    assert "Note: odd." in own[0]
+    assert "Look at this run: slow. It counts in every figure." in own[0]
+    assert any(text.startswith("To change: ") for text in own[0])
+    assert not any(text.startswith("To change: ") for text in own.get(1, []))
+
+
+def test_the_series_of_a_run_ends_its_warm_up_and_averages_its_gpus(tmp_path):
+    """Two GPUs of 100 and 300 W, one of them sampled once too often; 3 of 10 steps are warm-up."""
+    table = made_up.runs(1, gpus=[2]).assign(status="ok", step_time_mean_s=2.0)
+    made_up.write_folders(table, tmp_path / "s")
+    (folder,) = tmp_path.glob("s/*/run1")
+    run = RunPaths(folder)
+    figures = {"peak_allocated_gib": 1.0, "device_memory_gib": 2.0, "power_w": 0.0}
+    steps = [made_up.step(number, 2.0, figures, 8, warmup=3) for number in range(1, 11)]
+    run.steps.write_text("".join(map(json_files.line, steps)))
+    samples = [
+        {**made_up.sample(0, figures), "t_s": at + gpu / 100, "gpu": gpu, "power_w": power}
+        for at in (0.0, 1.0, 2.0)
+        for gpu, power in enumerate((100.0, 300.0))
+    ]
+    samples.insert(4, {**samples[2], "t_s": 1.3})
+    run.gpu.write_text("".join(map(json_files.line, samples)))
+    series = single_runs.load(data.prepared(dsnb.load_runs(tmp_path)), 0, points=3)
+    assert series["step"] == [2, 6, 10]
+    assert (series["every"], series["warm_s"], series["gpus"]) == (4, 6, 2)  # 3 steps of 2 s
+    assert series["power_w"] == [200, 200, 200]
+
+
+def test_the_first_repeats_are_the_ones_whose_steps_a_page_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        single_runs, "MAX_NUMBERS", 2 * single_runs.COLUMNS * single_runs.MIN_POINTS
+    )
+    made_up.write_folders(made_up.runs(6, gpus=[1], micro_batch_size=[2]), tmp_path / "made_up")
+    shown = data.prepared(dsnb.load_runs(tmp_path))
+    assert [shown.runs["repeat"].iloc[at] for at in single_runs.load_all(shown)] == [1, 1]
+
+
+def test_a_picture_cites_every_gpu_and_version():
+    table = made_up.runs(3).assign(gpu_name=["H200", "H100", None], torch="2.8.0", cuda=[None] * 3)
+    assert payload.citation(data.prepared(table)) == "H100, H200; torch 2.8.0"
+
+
+def test_short_names_are_unique_and_marks_have_shapes():
+    same = {"grad_accum": [1], "activation_checkpointing": [False], "gpus": [1], "zero_stage": [0]}
+    table = made_up.runs(3, repeats=1, precision=["bf16"], micro_batch_size=[2, 8, 32], **same)
+    table = table.assign(status="ok")
+    table = table.sort_values("micro_batch_size", ignore_index=True).assign(experiment=list("abc"))
+    given = of_page(table)
+    assert given["experiments"]["short"] == ["micro-batch 2", "micro-batch 8", "micro-batch 32"]
+    (axis,) = [one for one in given["axes"] if one["name"] == "micro_batch_size"]
+    assert axis["shapes"] == ["circle", "square", "triangle-up"]
+    twice = pd.concat([table, table.head(1).assign(experiment="d")], ignore_index=True)
+    short = of_page(twice)["experiments"]["short"]
+    assert short == [None, "micro-batch 8", "micro-batch 32", None]
+
+
+def test_an_unstable_setting_is_the_last_baseline():
+    table = made_up.runs(9, gpus=[1], precision=["bf16"]).assign(status="ok", tokens_per_s=100.0)
+    first = table["experiment"].iloc[0]
+    table.loc[0, "tokens_per_s"] = 1000.0
+    experiments = of_page(table)["experiments"]
+    assert experiments["names"][experiments["bases"][-1]] == first
+
+
+def test_a_region_is_ordered_and_cleared_by_another_axis(explorer):
+    explorer.set(brush={"x": [90, 0], "y": [5, 1]})
+    assert explorer.state["brush"] == {"x": [0, 90], "y": [1, 5]}
+    assert explorer.set(precision="bf16").state["brush"] is not None
+    assert explorer.set(x="power_w").state["brush"] is None
+
+
+def test_pins_are_two_at_most_and_exist(runs, explorer):
+    name = runs["experiment"][0]
+    assert explorer.set(pins=[name, 4]).state["pins"] == [name, 4]
+    for wrong in ([0, 1, 2], ["no such experiment"], [300], [-1]):
+        with pytest.raises(SettingsError, match="is not a list of up to 2 names of experiments"):
+            explorer.set(pins=wrong)
+    assert explorer.state["pins"] == [name, 4]
+
+
+def test_a_shown_run_stays_the_same_run_and_a_changed_status_is_shown(tmp_path):
+    table = made_up.runs(6, gpus=[1], zero_stage=[1, 3]).assign(status="ok", cause=None)
+    table = table.dropna(subset="tokens_per_s").reset_index(drop=True)
+    explorer = dsnb.explore(table).set(run=2, pins=[2, 0], x="power_w")
+    explorer.set(brush={"x": [0, 900], "y": [0, 1e9]})
+    explorer.live.series = {"2": {"step": [1]}}
+    explorer.show(table[::-1].reset_index(drop=True))
+    last = len(table) - 1
+    assert (explorer.state["run"], explorer.state["pins"]) == (last - 2, [last - 2, last])
+    assert explorer.state["brush"] == {"x": [0, 900], "y": [0, 1e9]}
+    assert "2" not in explorer.live.series  # another run now
+    made_up.write_folders(table, tmp_path / "s")
+    watching = dsnb.explore(tmp_path, watch=True)
+    assert not watching.watch.look()
+    result = next(tmp_path.glob("s/*/run1/result.json"))
+    result.write_text(json_files.line({"status": "failed", "cause": "x", "summary": {}}))
+    assert watching.watch.look()
+    assert set(watching.data.runs["status"]) == {"ok", "failed"}
+
+
+def test_a_saved_page_answers_what_the_controls_ask(tmp_path):
+    explorer = dsnb.explore(dsnb.published("lambda_1cc_opt")).set(task="opt-350m, sequence 512")
+    explorer.set(objective="cost", currency="€", prices={"": 3.5}, train_tokens=1e9)
+    text = explorer.save(tmp_path / "page.html").read_text()
+    assert "1 billion tokens" in text
+    assert "at €3.50 a GPU-hour" in text

@@ -1,6 +1,7 @@
 """The form: fields, rows and buttons, the plan, and the sweep that it starts and stops."""
 
 import asyncio
+import html
 import os
 import signal
 import subprocess
@@ -59,6 +60,8 @@ def test_settings_are_chosen_and_added(design):
     form = design.form
     assert [*form.rows][:4] == ["model", "gpus", "zero_stage", "precision"]
     assert "8 runs: 2 experiments x 4" in design.table.value
+    assert form.content["grid"] == {"zero_stage": [0, 3]}  # others have one value
+    assert form.content["defaults"]["micro_batch_size"] == 2
     form.repeats.value = 1
     assert "2 runs: 2 experiments x 1" in design.table.value
     stages = form.rows["zero_stage"]
@@ -189,6 +192,65 @@ def test_predictions_are_for_this_machines_gpu_if_it_is_known(monkeypatch, name,
 def test_what_a_form_cannot_begin_with(given):
     with pytest.raises(SettingsError, match=r"H900|string|did you mean 'zero_stage'"):
         dsnb.design(**given)
+
+
+def test_a_sweep_is_started_in_the_forms_folder_by_a_command_that_a_shell_reads(
+    monkeypatch, tmp_path
+):
+    words = []
+
+    def start(*given):
+        words.extend(given)
+        return SimpleNamespace(code=0, end="", lines=[])
+
+    monkeypatch.setattr(module, "SweepProcess", start)
+    design = dsnb.design(
+        SMALL, name="small", folder=tmp_path / "my params", outputs=tmp_path / "my outputs"
+    )
+    design.start()
+    path, output = f"{tmp_path}/my params/small.yaml", f"{tmp_path}/my outputs/small"
+    assert words == [path, "--output", output]
+    quoted = f"dsnb sweep '{path}' --output '{output}'"
+    assert f"Started: {quoted}</p>" in html.unescape(design.message.value)
+
+
+def test_a_sweep_has_a_session_of_its_own_and_is_interrupted_once(monkeypatch):
+    sent = []
+
+    class Started:
+        pid = 7
+        code = None
+
+        def __init__(self, words, stdout, **options):
+            self.words, self.options = words, options
+            stdout.write(b"\x1b[31mred\x1b[0m\nplain\n")
+            stdout.flush()
+
+        def poll(self):
+            return self.code
+
+        def send_signal(self, number):
+            sent.append(number)
+
+    monkeypatch.setattr(process.subprocess, "Popen", Started)
+    sweep = process.SweepProcess("x.yaml")
+    started = sweep._process
+    assert started.words[-2:] == ["sweep", "x.yaml"]
+    assert started.options["start_new_session"] is True  # interrupting the kernel does not reach it
+    assert "\x1b" not in "".join(sweep.lines)
+    assert sweep.lines[1] == "plain"
+    sweep.stop()
+    sweep.stop()
+    assert sent == [signal.SIGINT]
+    assert sweep.end == ""
+    for code, end in (
+        (0, "Finished: every run is ok."),
+        (3, "Finished, but not every run is ok: the report says why."),
+        (-signal.SIGINT, "Stopped: finished runs are kept, start it again to go on."),
+        (-signal.SIGKILL, "The sweep failed, killed by signal 9 (SIGKILL)"),
+    ):
+        monkeypatch.setattr(Started, "code", code)
+        assert sweep.end.startswith(end)
 
 
 @pytest.mark.process
@@ -331,3 +393,17 @@ def test_what_cannot_be_predicted_stands_beside_what_can_and_is_escaped(
     assert (
         predicted(made, "H200", "nvlink", 1e9)["note"][0] == "nothing is predicted: no such model"
     )
+
+
+def test_the_link_and_the_tokens_of_the_form_are_predicted_with(planned, monkeypatch):
+    given = {}
+
+    def fails(experiments, gpu, **options):
+        given.update(options, gpu=gpu)
+        raise OSError("stopped")
+
+    monkeypatch.setattr(module, "predict", fails)
+    predicted(planned(model="opt-350m"), "H200", "pcie", 2e9)
+    assert given == {"gpu": "H200", "link": "pcie", "tokens": 2e9}
+    predicted(planned(model="opt-350m"), "H200", "pcie", 0.0)
+    assert given["tokens"] is None  # as usual

@@ -11,6 +11,7 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
+from dsnb.base.files import plain_yaml
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.prediction.predict import on_gpu
@@ -24,6 +25,7 @@ from dsnb.show.form.measure import Measuring, decide_by_runs
 from dsnb.show.form.recommend import write
 from tests import ROOT
 from tests.prediction.made_up import trace_nothing
+from tests.results.statistics.test_comparisons import runs_of
 from tests.settings.records.test_result import make
 from tests.support.small_sweep import light_server
 from tests.support.waiting import WAIT_S, wait_until
@@ -347,3 +349,93 @@ def test_the_memory_of_the_gpu_that_runs_decides_what_is_tried(monkeypatch, tmp_
     assert (asked[0].gpu, asked[0].gpu_memory_gib) == ("H200", 10.0)
     for memory_gib, used_gib in ((10.0, 10.0), (200.0, 139.8), (None, 139.8)):
         assert Target("H200", gpu_memory_gib=memory_gib).hardware.gpu.memory_gib == used_gib
+
+
+def test_the_length_of_a_run_on_a_cpu_is_estimated_from_its_operations():
+    """Of 124 million parameters, 64 tokens are 6 x 124e6 x 64 operations, 0.96 s at 5e10/s: 11 steps are 10 s."""
+    one = dsnb.Experiment(model="gpt2", device="cpu", precision="fp32", micro_batch_size=1, seq_len=64)  # fmt: skip
+    made = measure.candidate(one, on_gpu("H200", "nvlink"), {})
+    assert (made.run.steps, made.run.warmup_steps, made.factor) == (11, 3, 1.0)
+
+
+TINY = dsnb.Experiment(
+    model="gpt2-tiny", device="cpu", precision="fp32", seq_len=32, time_limit_s=100
+)
+
+
+def test_the_longest_run_decides_what_ends_in_time_and_a_settings_own_limit_stays(
+    monkeypatch, tmp_path
+):
+    """Of 90 s, two runs of 80 s need more."""
+    measuring = Measuring(tmp_path / "out", on_gpu("H200", "nvlink"), {}, minutes=1.5)
+    measuring.started[TINY.name] = measure.Candidate(TINY, TINY, factor=1.0, repeats=2)
+    walls = [80.0, 1.0]
+    limits = []
+
+    def run_last(sweep):
+        run = sweep.runs[-1]
+        limits.append(run.experiment.time_limit_s)
+        make(run)
+        return [Result("ok", None, {}, {"wall": walls.pop(0)}, {}, run.paths.dir)]
+
+    monkeypatch.setattr(measure, "run_sweep", run_last)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: measuring._until - 90.0)
+    measuring.execute()
+    assert walls == []
+    assert limits == [90.0, 90.0]  # less than its own 100 s
+    assert measuring.has_time(1)
+    assert not measuring.has_time(2)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: measuring._until - 5000.0)
+    measuring.started[TINY.name].repeats = 3
+    walls.append(1.0)
+    measuring.execute()
+    assert limits[2:] == [100.0]
+
+
+def test_runs_are_resumed_as_they_were_made_and_on_their_device(tmp_path):
+    """A run that was shortened in another way than now is taken as it is: with the factor 1."""
+    on = on_gpu("H200", "nvlink")
+    whole = dsnb.Experiment(model="opt-13b", device="cuda", gpus=8, zero_stage=3, micro_batch_size=4, grad_accum=128,
+                            seq_len=2048)  # fmt: skip
+    fresh = measure.candidate(whole, on, {})
+    assert fresh.factor != 1.0
+    before = whole.model_copy(update={"grad_accum": 16, "steps": 7})
+    for run, factor in ((fresh.run, fresh.factor), (before, 1.0)):
+        measuring = Measuring(tmp_path / str(factor), on, {}, None)
+        measuring.paths.params.parent.mkdir()
+        content = measure.params_of("x", "", [run]).model_dump(exclude_defaults=True)
+        measuring.paths.params.write_text(plain_yaml.dump(content))
+        measuring.resume([whole.model_copy(update={"device": "cpu"})])
+        assert measuring.started == {}
+        measuring.resume([whole])
+        (started,) = measuring.started.values()
+        assert (started.run, started.factor) == (run, factor)
+
+
+def test_undecided_settings_are_the_best_and_those_near_it(tmp_path):
+    rates = {
+        "fast": [100.0, 104, 96, 100],
+        "near": [99.0, 103, 95, 99],
+        "half": [50.0],
+        "late": [60.0],
+    }
+    assert measure.undecided(runs_of(**rates)) == ["fast", "near", "late"]  # 50 x 1.9 is below 100
+    assert measure.undecided(runs_of(fast=[100.0])) == []
+    measuring = Measuring(tmp_path, on_gpu("H200", "nvlink"), {}, None)
+    for name, repeats in {"a": 3, "b": 1}.items():
+        measuring.started[name] = measure.Candidate(TINY, TINY, factor=1.0, repeats=repeats)
+    measuring.repeat(["a", "b"])
+    assert [one.repeats for one in measuring.started.values()] == [3, 2]
+
+
+@pytest.mark.usefixtures("_no_torch")
+def test_no_configuration_of_an_earlier_recommendation_is_left_behind(tmp_path):
+    earlier = dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10, settings={"strategy": "deepspeed"})  # fmt: skip
+    write(tmp_path, earlier)
+    assert (tmp_path / "deepspeed.json").exists()
+    said = write(
+        tmp_path,
+        dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10, settings={"strategy": "fsdp"}),
+    )
+    assert len(said) == 1
+    assert not (tmp_path / "deepspeed.json").exists()

@@ -1,10 +1,15 @@
 """The cards of an answer as HTML, the remarks on runs, and what the page receives to decide with."""
 
+import re
+
+import pandas as pd
 import pytest
 
 from dsnb.base.files import plain_yaml
+from dsnb.results.answers.answer import Answer
 from dsnb.settings.params_file import combinations, validated
 from dsnb.show.render import answer, decision_data
+from tests.results.answers import test_lengths
 from tests.results.answers.test_card import TWO, runs
 
 
@@ -132,3 +137,60 @@ def test_what_starts_the_best_setting_again(tmp_path):
         "tasks"
     ][0]
     assert unknown["candidates"]["take"] == {}
+
+
+def test_unstable_settings_are_named_with_their_slowest_and_fastest_ok_run():
+    own = runs(4, repeats=4, zero_stage=[1], precision=["bf16"]).assign(experiment="a")
+    rates = [900.0, 100.0, 500.0, 9000.0]
+    unsteady = own.assign(tokens_per_s=rates, status=["ok", "ok", "ok", "failed"])
+    said = "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s"
+    (found,) = answer.unstable_settings(unsteady)
+    assert found.startswith(f"{said} (a: 100 to 900). ")
+    steady = own.assign(tokens_per_s=[100.0, 101.0, 102.0, 9000.0], status=unsteady["status"])
+    assert answer.unstable_settings(steady) == []
+
+
+def test_what_is_not_shown_is_counted(monkeypatch):
+    tasks = [runs(1).assign(model=f"gpt2-{number}") for number in range(8)]
+    found = text(pd.concat(tasks, ignore_index=True))
+    assert found.count('<section class="dsnb-answer">') == 6
+    assert "<li>2 more tasks not shown here; the explorer has all.</li>" in found
+    monkeypatch.setattr(answer, "MAX_LENGTHS", 1)
+    two = [
+        test_lengths.runs(test_lengths.TUTORIAL, micro_batch_size=size, experiment=f"bs{size}")
+        for size in (4, 8)
+    ]
+    found = text(pd.concat(two, ignore_index=True))
+    assert "<li>1 more setting not shown here.</li>" in found
+
+
+def test_runs_and_settings_with_other_losses_are_counted():
+    own = runs(7, repeats=1).assign(
+        experiment=["a", "b", "c", "d", "e", "f", "f"], repeat=[1, 1, 1, 1, 1, 1, 2], seed=0, dropout=0.0,
+        global_batch_size=8, loss_last=5.0, loss_first=[10.0, 10, 10, 10, 10, 10.2, 10.2],
+    )  # fmt: skip
+    assert "The losses of 2 runs of 1 setting differ from " in " ".join(answer.remarks(own))
+
+
+def test_each_task_is_asked_for_what_suits_its_own_runs():
+    one = runs(2, **TWO)
+    several = runs(2, **TWO).assign(model="bloom-560m", gpus=[1, 2], tokens_per_s=[1e5, 1.5e5])
+    cards = text(pd.concat([one, several], ignore_index=True)).split("<h3>")[1:]
+    kickers = {card.partition(",")[0]: card.partition("kicker")[2][2:] for card in cards}
+    assert kickers["gpt2"].startswith("Fastest of 2 measured settings<")
+    assert kickers["bloom-560m"].startswith("Fewest GPU-hours of 2 measured settings<")
+
+
+def test_a_plan_of_measured_settings_has_no_range_of_days():
+    days = {"days": [3.0], "days_low": [2.5], "days_high": [3.5]}
+    figures = {"experiment": ["a"], "gpus": [2], **days, "cost": [7.0]}
+    measured = str(answer.plan_tables([Answer("t", pd.DataFrame(figures), ())], " €"))
+    assert "days, " not in measured
+    assert '<th scope="col">cost (€)</th>' in measured
+    predicted = pd.DataFrame({**figures, "fits": [True], "peak_allocated_gib": [1.0]})
+    shown = str(answer.plan_tables([Answer("t", predicted, ())]))
+    cells = dict(
+        zip(re.findall(r"<th [^>]*>(.*?)</th>", shown), re.findall(r"<td[^>]*>(.*?)</td>", shown), strict=True)
+    )  # fmt: skip
+    assert (cells["days, from"], cells["days"], cells["days, to"]) == ("2.5", "3", "3.5")
+    assert (cells["fits"], cells["cost ($)"]) == ("yes", "7")

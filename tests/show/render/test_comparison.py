@@ -6,7 +6,8 @@ import re
 import pandas as pd
 
 import dsnb
-from dsnb.show.render.comparison import compared, with_earlier
+from dsnb.show.render import comparison
+from dsnb.show.render.comparison import compared, with_earlier, with_predictions
 from tests.results.statistics import test_comparisons
 
 MINUS = "\N{MINUS SIGN}"
@@ -70,3 +71,44 @@ def test_nothing_to_compare():
     page, _ = cells(compared(sweep({0: math.nan}, memory=math.nan), sweep({0: 1000}), "old"))
     assert "Neither speed nor memory was measured in both." in page
     assert with_earlier(sweep({0: 1}), "") == []
+
+
+def test_failed_runs_are_counted_and_too_few_runs_have_no_direction():
+    after = sweep({0: 1100}).assign(status=["ok"] * 3 + ["oom", "failed"])
+    _, rows = cells(compared(sweep({0: 1000}), after, "old"))
+    change, *others = dict(rows[:1])["s_zs0"]
+    assert change.startswith("same: too few runs: +10.")
+    assert others == [
+        "1,000",
+        "1,100",
+        "5",
+        "3,\N{NO-BREAK SPACE}2\N{NO-BREAK SPACE}not\N{NO-BREAK SPACE}ok",
+    ]
+
+
+def test_errors_and_false_alarms_of_predictions_are_counted(monkeypatch):
+    """Of three settings that ran, one was predicted not to fit; of two that ran out of memory, both were."""
+    kinds = ["ZeRO 0", "ZeRO 0", "ZeRO 3", "ZeRO 3", "ZeRO 3"]
+    table = pd.DataFrame({
+        "kind": kinds, "model": "gpt2", "fits": [True, True, False, False, False],
+        "ran": [True, True, True, False, False], "has_rules": [True, True, True, True, False],
+        "step_time_mean_s": [0.1, 0.2, 0.4, math.nan, math.nan],
+        "predicted_step_time_mean_s": [0.11, 0.18, 0.4, math.nan, math.nan],
+        "step_time_error_pct": [10.0, -10.0, 0.0, math.nan, math.nan],
+        "peak_allocated_gib": [10.0, 20.0, 40.0, math.nan, math.nan],
+        "predicted_peak_allocated_gib": [9.0, 18.0, 36.0, math.nan, math.nan],
+        "peak_allocated_error_pct": [-10.0, -10.0, -10.0, math.nan, math.nan],
+    })  # fmt: skip
+    monkeypatch.setattr(comparison, "parity", lambda runs, link: table)
+    title, by_kind, picture = with_predictions(table)
+    said = title.text
+    assert "Predicted not to fit: 2 of 2 settings that ran out of memory, 1 of 3 that ran." in said
+    assert "The memory of 1 setting is not predicted" in said
+    assert "step times are predicted with a mean error of 6.7 % and at worst 10.0 %" in said
+    assert "peaks of allocated memory are predicted with a mean error of 10.0 %" in said
+    head = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", by_kind.text)
+    (stage_3,) = [own for kind, own in cells([by_kind])[1] if kind == "ZeRO 3"]
+    shown = dict(zip(head[1:], stage_3, strict=True))
+    assert (shown["memory: bias (%)"], shown["step time: bias (%)"]) == (f"{MINUS}10.0", "+0.0")
+    first = picture.figure.axes[0].collections[0].get_offsets().tolist()
+    assert first == [[100.0, 110.0], [200.0, 180.0]]  # ms: measured, predicted

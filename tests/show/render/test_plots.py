@@ -201,3 +201,53 @@ def test_a_run_out_of_memory_shows_what_it_lacked_and_other_failures_have_advice
     text = shown("nan", tmp_path / "other", "the loss was not a finite number at step 3")
     assert "lower learning_rate" in text
     assert "GiB" not in text
+
+
+def test_a_limit_that_was_set_and_an_unknown_gpu_are_named(tmp_path):
+    run = RunPaths(tmp_path / "zs<1>" / "run1")
+    run.dir.mkdir(parents=True)
+    settings = {"model": "gpt2", "device": "cuda", "micro_batch_size": 8, "seq_len": 1024}
+    json_files.write_json(run.experiment, {**settings, "memory_limit_gib": 20.0})
+    json_files.write_json(run.environment, {"gpus": [{"name": "Strange <1>", "memory_gib": 80.0}]})
+    text = shown("oom", tmp_path, "no memory", oom_allocated_gib=19.0, oom_requested_gib=2.0)
+    found = dict(rows(text.split("<details>")[0]))
+    assert (found["memory_limit_gib"], found["allocated (GiB)"]) == ("20.00", "19.00")
+    assert "memory of the GPU (GiB)" not in found
+    json_files.write_json(run.worker, {"gpu_name": "Strange <1>"})
+    told = "<p>Note: The peak rate of Strange &lt;1&gt; is unknown, and with it the MFU.</p>"
+    assert told in shown("ok", tmp_path, tokens_per_s=10.0)
+
+
+def test_a_bar_is_the_median_of_ok_runs_and_its_line_joins_the_lowest_and_the_highest(runs):
+    own = runs.iloc[[0] * 4].assign(
+        experiment="e", repeat=[1, 2, 3, 4], tokens_per_s_per_gpu=[5.0, 6.0, 40.0, 999.0],
+        status=["ok", "ok", "ok", "failed"],
+    )  # fmt: skip
+    speed, *others = plots.overview(own).figure.axes
+    assert [bar.get_height() for bar in speed.patches if bar.get_width()] == [6]
+    (line,) = [line for line in speed.get_lines() if len(line.get_ydata())]
+    assert sorted(line.get_ydata()) == [5, 40]
+    assert [axis.get_legend() for axis in (speed, *others)] == [None] * 4  # one for all
+
+
+def test_warm_up_steps_are_shaded_and_rows_begin_at_the_top(tmp_path):
+    run = RunPaths(tmp_path / "e" / "run1")
+    run.dir.mkdir(parents=True)
+    json_files.write_json(run.experiment, {"model": "gpt2"})
+    json_files.write_json(run.result, {"status": "ok"})
+    phases = ["warmup", "warmup", "timed"]
+    figures = {"loss": 2.5, "step_time_s": 0.25, "t_s": 1.0}
+    steps = [{**figures, "step": at, "phase": phase} for at, phase in enumerate(phases, 1)]
+    json_files.write_lines(run.steps, steps)
+    (shade,) = plots.run_steps(run.dir).figure.axes[0].patches
+    assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0.5, 2.5)
+    change = {"change": ["a", "b"], "base": ["c", "c"], "experiment": ["e", "f"], "measured_gib": [1.0, -2.0],
+              "theory_gib": [3.0, 4.0]}  # fmt: skip
+    (axis,) = plots.memory_changes(pd.DataFrame(change)).figure.axes
+    assert axis.get_ylim() == (1.5, -0.5)
+    drawn = {bars.get_label(): [bar.get_width() for bar in bars] for bars in axis.containers}
+    assert drawn == {"measured": [1, -2], "theory": [3, 4]}
+    names = {"experiment": ["one/a", "two/a"], "measured_gib": [1.0, 2.0]}
+    parts = {f"{part}_gib": [1.0] * 2 for part in PARTS}
+    (axis,) = plots.memory_parts(pd.DataFrame({**names, **parts})).figure.axes
+    assert [name.get_text() for name in axis.get_yticklabels()] == ["one/a", "two/a"]

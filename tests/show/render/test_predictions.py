@@ -31,3 +31,14 @@ def test_a_tight_setting_has_bounds_alone():
     assert shown(tight=True).items() >= texts.items()
     assert shown(fits=False)["fits"] == "no"
     assert shown(fits=None)["fits"] == "unknown"
+
+
+def test_each_memory_has_its_own_error():
+    reserved = {"peak_reserved_gib": 20.0, "peak_reserved_error_pct": 7.5}
+    host = {"host_memory_gib": 30.0, "host_memory_error_pct": 1.25}
+    texts = shown(**reserved, **host)
+    assert (texts["GiB"], texts["reserved"], texts["host GiB"]) == (
+        "12.3 ± 2.5 %",
+        "20.0 ± 7.5 %",
+        "30 ± 1.2 %",
+    )

@@ -230,3 +230,72 @@ def test_failures_remarks_and_unusual_runs_are_below_their_task():
     assert list(found) == [SLOW, FAST]
     assert "first loss +5.0 %" in found[SLOW]
     assert "odd" in found[FAST]
+
+
+def test_what_a_report_leaves_out_is_counted(monkeypatch):
+    monkeypatch.setattr(by_task, "MAX_TASKS", 1)
+    assert "<p>1 more task not shown here.</p>" in str(by_task.medians(two_tasks()))
+    table = pd.DataFrame({"x": range(1234)})
+    assert "Only the first 100 of 1,234 rows; the explorer has all." in str(tables.to_html(table))
+    assert tables.first_of(list("abcde"), 3) == "a; b; c; and 2 more"
+
+
+def test_flagged_runs_count_and_the_masked_share_of_flops_is_said():
+    noted = two_tasks().assign(status="ok", note=["odd", None, None, None, None])
+    assert "They count in every figure: if it is a disturbance, repeat the run" in str(
+        by_task.runs_to_look_at(noted)
+    )
+    rated = two_tasks().head(2).assign(tflops_per_gpu=[100.0, 200.0], masked_flops_pct=[12.34, 5.0])
+    assert "It is 5.0 to 12.3 % of the values here." in str(by_task.meanings(rated))
+
+
+def test_missing_numbers_are_empty_and_negative_ones_keep_their_sign():
+    assert tables.format_column([-1234.5, math.nan, 0.25], ",.1f") == [
+        "\N{MINUS SIGN}1,234.5",
+        "",
+        "0.2",
+    ]
+    timing = pd.DataFrame({"build": [1.5], "wall": [12.25]}, index=["a"])
+    assert tables.format_timing(timing).loc["a"].to_dict() == {
+        "wall (s)": "12.25",
+        "build (s)": "1.50",
+    }
+    assert list(tables.format_timing(timing)) == ["wall (s)", "build (s)"]
+
+
+def test_small_figures_and_deviations_keep_digits():
+    """A share of 0.375 % has three decimals, a deviation below 10 has one."""
+    runs = runs_of(a=[100.0, 102, 98, 100]).assign(mfu=0.00375)
+    shown = tables.format_summary(summarize(runs, metrics="all")).loc["a"]
+    assert shown["tokens/s"] == "100 ± 1.6"  # the root of (4 + 4) / 3
+    assert shown["MFU (%)"].startswith("0.375")
+
+
+def test_metrics_that_another_one_replaces_are_left_out_and_others_are_not():
+    runs = runs_of(a=[100.0]).assign(
+        gpus=2, tokens_per_s_per_gpu=50.0, samples_per_s=0.5, peak_allocated_gib=7.0, peak_reserved_gib=8.0
+    )  # fmt: skip
+    shown = tables.format_summary(summarize(runs, metrics="all"))
+    assert shown.loc["a", ["n", "not ok", "tokens/s", "tokens/s/GPU"]].tolist() == [
+        "1",
+        "0",
+        "100",
+        "50",
+    ]
+    assert "peak memory allocated (GiB)" in shown
+    assert not {"samples/s", "peak memory reserved (GiB)"} & set(shown)
+    assert "tokens/s/rank" in tables.format_summary(summarize(runs, metrics="all"), "rank")
+    beside = runs_of(a=[100.0], b=[100.0]).assign(gpus=[1, 2], tokens_per_s_per_gpu=[100.0, 50.0])
+    both = tables.format_summary(summarize(beside, metrics="all"))
+    assert both["tokens/s"].tolist() == ["100", "100"]  # equal for a alone
+    assert both["tokens/s/GPU"].tolist() == ["100", "50"]
+
+
+def test_a_heading_says_only_the_unit_in_which_its_numbers_are():
+    """Numbers of plain tables are not multiplied: a share is no percentage."""
+    shown = str(tables.number_table(pd.DataFrame({"mfu": [0.375], "peak_allocated_gib": [1.5]})))
+    assert ">mfu<" in shown
+    assert "%" not in shown
+    assert "GiB" in shown
+    shown = str(tables.to_html(pd.DataFrame({"x": ["12 to 15"]})))
+    assert "12\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}15" in shown
