@@ -236,7 +236,7 @@ def check_padded(model: Any, multiple: int) -> None:
         made = logit_map(model)
     except ValueError as error:
         raise ValueError(f"pad_vocab is {multiple}: {error}; set it to 0") from error
-    added = float(made.logits(torch.tensor(ADDED_LOGIT)))
+    added = float(made.logits(torch.tensor(ADDED_LOGIT, device="cpu")))
     if added > LARGEST_ADDED:
         raise ValueError(
             f"pad_vocab is {multiple}: its logits have a factor or a soft cap, which would make added ones {added:.1f} "

@@ -67,6 +67,11 @@ def logit_map(model: Any) -> LogitMap:
     layer = model.get_output_embeddings()
     if not isinstance(layer, nn.Linear):
         raise ValueError(f"its output layer is of type {type(layer).__name__}, not a linear layer")
+    with torch.device("cpu"):  # also where a model is being built on the meta device
+        return _observed(model, layer)
+
+
+def _observed(model: Any, layer: Any) -> LogitMap:
     rows = 2 * len(PRODUCTS)
     states = torch.linspace(-2, 2, rows * WIDTH, dtype=torch.float64).view(1, rows, WIDTH)
     products = torch.tensor([*PRODUCTS, *(-value for value in PRODUCTS)], dtype=torch.float64)

@@ -87,7 +87,7 @@ def test_what_a_models_modules_lack_is_named(write):
         "pad_vocab is 64: its logits are not made by its output layer alone; set it to 0",
         "pad_vocab is 64: its logits have a factor or a soft cap, which would make added ones -5.0 instead of "
         "negligible; set it to 0",
-        "matmul is 'fp8': torchao converts linear layers, which have 25% of the weights of qwen3-moe-tiny's blocks; "
+        "matmul is 'fp8': torchao converts linear layers, which have 33% of the weights of qwen3-moe-tiny's blocks; "
         "use 'auto'",
     ]
 
