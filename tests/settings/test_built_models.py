@@ -54,7 +54,10 @@ def test_what_a_configuration_says(write, config, reason):
 
 
 def test_a_configuration_without_these(write):
-    model = write(**LLAMA, quantization_config=None, generation_config={"top_k": 5})
+    attention = {"model_type": "", "attn_impl": "torch"}  # as in MPT's
+    model = write(
+        **LLAMA, quantization_config=None, generation_config={"top_k": 5}, attn_config=attention
+    )
     assert Experiment(model=model, **TINY).model == model
 
 
