@@ -18,7 +18,7 @@ hundreds lose.
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch  # replaces functions of libraries temporarily
@@ -31,6 +31,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
 
 CAUSAL = "causal_sdpa"
 """The name under which transformers finds torch's fused attention with masks only where they are needed."""
@@ -177,8 +179,8 @@ class KernelWatch:
 
     def __init__(self, flex: bool = False) -> None:
         self.kernel: str | None = "flex" if flex else None
-        """`cudnn`, `flash`, `efficient`, `flex` or `math` (unfused); None if no step was watched or
-        had attention."""
+        """`cudnn`, `flash`, `efficient`, `flex` or `math` (unfused), and whether it was given a mask;
+        None if no step was watched or had attention."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -186,16 +188,29 @@ class KernelWatch:
         if self.kernel:
             yield
             return
-        with profile(use_device=None, use_kineto=False) as recorded:
+        with profile(use_device=None, use_kineto=False, record_shapes=True) as recorded:
             yield
         # The raw events: building the profiler's tree of them takes longer than the step.
-        self.kernel = kernel_of(event.name() for event in recorded.kineto_results.events())
+        events = recorded.kineto_results.events()
+        self.kernel = kernel_of((event.name(), event.shapes()) for event in events)
 
 
-def kernel_of(operators: Any) -> str | None:
-    """Return the attention kernel among the names of operators; a fused one takes precedence over a softmax."""
-    names = set(operators)
-    fused = next(filter(None, map(_OPERATOR.match, sorted(names))), None)
-    if fused:
-        return fused[1]
-    return "math" if names & _MATH else None
+def kernel_of(operators: Iterable[tuple[str, Sequence[Any]]]) -> str | None:
+    """Return the attention kernel among operators, given as their names and the shapes of their inputs.
+
+    A fused kernel takes precedence over a softmax. Its only input besides queries, keys and values
+    that is a tensor is a mask.
+    """
+    given: dict[str, list[bool]] = {}
+    is_unfused = False
+    for name, shapes in operators:
+        fused = _OPERATOR.match(name)
+        if fused:
+            given.setdefault(fused[1], []).append(any(shapes[3:]))
+        is_unfused = is_unfused or name in _MATH
+    if not given:
+        return "math" if is_unfused else None
+    kernel = min(given)
+    if all(given[kernel]):
+        return kernel + MASKED
+    return kernel + PARTLY_MASKED if any(given[kernel]) else kernel

@@ -8,7 +8,7 @@ are enough.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from dsnb.prediction.step_time import (
     step_times,
 )
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.columns import MASKED
 from dsnb.settings.training import text
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if gpu is None or not step_time_s or step_time_s <= 0:
         return None
     try:
-        counts = count_step(experiment, gpu, link)
+        counts = count_step(experiment, gpu, link, had_mask(values))
     except SettingsError:
         return None
     ratio = 1.0
@@ -101,6 +102,18 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     of_host = replace(counts, **host)
     return Measured(experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio)
+
+
+def had_mask(record: Mapping[str, Any]) -> bool:
+    """Return whether all attention of a measured run was given a mask.
+
+    transformers gives its own fused attention one in every compiled model. Runs on older versions
+    of dsnb, which did not record it, had that attention in all but a few families.
+    """
+    if str(record.get("attention_kernel")).endswith(MASKED):
+        return True
+    is_compiled = record.get("compile", "off") != "off"
+    return is_compiled and record.get("attention_used") == "sdpa"
 
 
 def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:

@@ -133,8 +133,13 @@ class StepCounts:
     gather_overlaps: float = 0.0
 
 
-def count_step(experiment: Experiment, gpu: GpuSpec, link: Link) -> StepCounts:
-    """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted."""
+def count_step(
+    experiment: Experiment, gpu: GpuSpec, link: Link, masked: bool = False
+) -> StepCounts:
+    """Return the counts of an experiment on a GPU; a SettingsError says why it cannot be predicted.
+
+    `masked` says that all attention of a measured run had a mask (`dsnb.prediction.work`).
+    """
     check(experiment, link)
     peak_flops = gpu.peak_flops(experiment.precision)
     attention_flops = peak_flops
@@ -142,7 +147,7 @@ def count_step(experiment: Experiment, gpu: GpuSpec, link: Link) -> StepCounts:
         attention_flops = STEP.fp32_attention * gpu.peak_flops("fp32")
     if experiment.precision == "tf32":
         peak_flops /= STEP.tf32_products
-    counts = work(experiment) | traffic(experiment) | routes(experiment, gpu, link)
+    counts = work(experiment, masked) | traffic(experiment) | routes(experiment, gpu, link)
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
     return StepCounts(
         peak_flops=peak_flops * gpu.product_gain,

@@ -44,7 +44,7 @@ def recomputed_share(experiment: Experiment) -> float:
 class _Step:
     """What the counts of a step depend on."""
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, masked: bool = False) -> None:
         model = shape(experiment.model)
         stages = experiment.pipeline_parallel
         kind = "compiled" if experiment.compile != "off" else "eager"
@@ -63,15 +63,17 @@ class _Step:
         self.layers = model.layers / stages
         self.again = recomputed_share(experiment)
         self.forward, self.backward = model.passes(experiment, kind)
+        self.masked = masked or (kind != "eager" and not model.maskless)
 
 
-def work(experiment: Experiment) -> dict[str, float]:
+def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     """Return the work of one optimizer step of an experiment on its busiest rank, as `step_time.StepCounts` names it.
 
     That is the last stage of a pipeline: it has its share of the blocks and the output layer, and
-    the others wait.
+    the others wait. `masked` says that all attention had a mask in a run that was measured, more
+    than the experiment has today.
     """
-    step = _Step(experiment)
+    step = _Step(experiment, masked)
     model = step.model
     numbers = step.numbers
     again = step.again
@@ -232,12 +234,13 @@ def _seen(step: _Step, window: int | None) -> float:
     is_alibi = step.model.family == "bloom"
     if is_alibi and not is_eager:  # FlexAttention, whose scores are modified one by one
         return 2 * causal
-    # ALiBi, windows, and what other models are given when they are compiled are a mask: the whole
-    # square, and it is read.
+    # With a mask the whole square is computed, and the mask is read: ALiBi's is one for each head.
+    of_alibi, shared = MASKED_TIMES[str(step.numbers.computed_bytes)]
+    if is_alibi:
+        return float(of_alibi * length)
     has_window = bool(window and window < length)
-    if is_alibi or has_window or not (step.model.maskless or is_eager):
-        (times,) = MASKED_TIMES[str(step.numbers.computed_bytes)]
-        return float(times * length)
+    if has_window or step.masked:
+        return float(shared * length)
     return float(causal)
 
 

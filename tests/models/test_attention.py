@@ -174,26 +174,66 @@ def test_fused_attention_with_alibi_is_transformers_attention():
     assert (flex - logits).norm() < 1e-5 * logits.norm()
 
 
-def test_the_kernel_is_named_by_its_operator():
-    kernels = {
-        "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
-        "aten::_scaled_dot_product_efficient_attention": "efficient",
-        "aten::_scaled_dot_product_cudnn_attention": "cudnn",
-        "aten::bmm": "math",  # with the softmax that is beside each of them
-    }
-    assert {
-        name: attention.kernel_of(["aten::mm", "aten::_softmax", name]) for name in kernels
-    } == kernels
-    assert attention.kernel_of(["aten::mm"]) is None
+TENSOR, NUMBER = [1, 2, 16, 8], []
+"""Shapes of inputs of an operator, as the profiler records them."""
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        ([("flash_attention_for_cpu", [NUMBER, NUMBER, NUMBER])], "flash"),
+        ([("flash_attention_for_cpu", [NUMBER, NUMBER, [16, 16]])], "flash, masked"),
+        ([("efficient_attention", [NUMBER, NUMBER])], "efficient"),
+        ([("cudnn_attention", [[1, 1, 16, 16], NUMBER])] * 2, "cudnn, masked"),
+        ([("cudnn_attention", [[16, 16]]), ("cudnn_attention", [NUMBER])], "cudnn, partly masked"),
+        ([], "math"),
+    ],
+)  # fmt: skip
+def test_the_kernel_is_named_by_its_operator_and_its_mask(calls, expected):
+    operators = [("aten::mm", [[16, 16], [16, 16]]), ("aten::_softmax", [TENSOR, NUMBER])]
+    for name, others in calls:
+        operators.append((f"aten::_scaled_dot_product_{name}", [TENSOR] * 3 + others))
+        operators.append((f"aten::_scaled_dot_product_{name}_backward", [TENSOR] * 5))
+    assert attention.kernel_of(operators) == expected
+    assert attention.kernel_of(operators[:1]) is None
+
+
+KINDS = ["sliding_attention", "full_attention"]
+
+
+def kernel_in(compute):
+    watch = attention.KernelWatch()
+    with watch.watching():
+        compute()
+    return watch.kernel
 
 
 def test_the_kernel_that_ran_is_found():
     query = torch.randn(1, 2, 16, 8, requires_grad=True)
-    fused, unfused = attention.KernelWatch(), attention.KernelWatch()
-    with fused.watching():
-        F.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
-    with unfused.watching():
-        torch.softmax(query @ query.transpose(-1, -2), -1) @ query
-    assert (fused.kernel, unfused.kernel, attention.KernelWatch().kernel, attention.KernelWatch(flex=True).kernel) == (
-        "flash", "math", None, "flex",
-    )  # fmt: skip
+    mask = torch.zeros(16, 16)
+
+    def fused(**options):
+        return F.scaled_dot_product_attention(query, query, query, **options).sum().backward()
+
+    def unfused():
+        return torch.softmax(query @ query.transpose(-1, -2), -1) @ query
+
+    assert kernel_in(lambda: fused(is_causal=True)) == "flash"
+    assert kernel_in(lambda: fused(attn_mask=mask)) == "flash, masked"
+    assert kernel_in(unfused) == "math"
+    assert attention.KernelWatch().kernel is None
+    assert attention.KernelWatch(flex=True).kernel == "flex"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("olmo2", {}, "flash"),
+        ("mistral", {"sliding_window": 8}, "flash, masked"),
+        ("gemma3_text", {"sliding_window": 8, "layer_types": KINDS}, "flash, partly masked"),
+    ],
+)
+def test_the_mask_of_a_model_is_found(name, settings, expected):
+    model = built(name, attention.CAUSAL, **settings)
+    ids = torch.randint(3, 256, (2, 40))
+    assert kernel_in(lambda: loss_and_gradients(model, ids)) == expected

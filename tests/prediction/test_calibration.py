@@ -87,6 +87,29 @@ def test_a_run_has_no_part_in_its_own_prediction():
     assert left_out([*alike, alike[1]])[1] == pytest.approx(-50)  # its repeat is left out with it
 
 
+@pytest.mark.parametrize(
+    ("record", "masked"),
+    [
+        ({"attention_used": "sdpa", "compile": "default"}, True),  # by transformers
+        ({"attention_used": "sdpa", "compile": "off"}, False),
+        ({"attention_used": "sdpa"}, False),
+        ({"attention_used": "causal_sdpa", "compile": "default"}, False),
+        ({"attention_used": "causal_sdpa", "attention_kernel": "cudnn, masked"}, True),
+        ({"attention_used": "causal_sdpa", "attention_kernel": "cudnn, partly masked"}, False),
+        ({}, False),
+    ],
+)
+def test_a_run_is_predicted_with_the_mask_that_it_had(record, masked):
+    """Attention of OPT-1.3B is 24 x 7 products of 2048 x (1024 + 128) / 2 keys; with a mask, 1.6 x 1024."""
+    row = {
+        "model": "opt-1.3b", "micro_batch_size": 8, "seq_len": 1024, "device": "cuda", "gpu_name": "NVIDIA H200",
+        "step_time_mean_s": 1.0, **record,
+    }  # fmt: skip
+    (run,) = measured(pd.DataFrame([row]))
+    keys = 1.6 * 1024 if masked else (1024 + 128) / 2
+    assert run.counts.attention_flops == pytest.approx(24 * 7 * 2 * 8 * 1024 * 2048 * keys)
+
+
 def test_errors_by_hand_are_factors():
     """Half and twice the measured time are both wrong by a factor of two."""
     assert PredictionError.of([-50, 100]) == PredictionError(2, 100.0, 100.0, 0.0)

@@ -176,13 +176,13 @@ def small(monkeypatch):
             monkeypatch.setattr(getattr(module, name), key, value)
     monkeypatch.setattr(module, "LOGIT_BYTES", {"eager": [10, 4], "compiled": [6, 3]})
     monkeypatch.setattr(module, "HEAD_TIMES", {})
-    monkeypatch.setattr(module, "MASKED_TIMES", {"2": [2.0]})
+    monkeypatch.setattr(module, "MASKED_TIMES", {"2": [3.0, 2.0], "4": [5.0, 4.0]})
     monkeypatch.setattr(shapes, "TRACED", {"eager": [1] * 4, "compiled": [1] * 4})
 
-    def count(model=SMALL, **settings):
+    def count(model=SMALL, masked=False, **settings):
         monkeypatch.setattr(module, "shape", lambda _: model)
         common = {"model": "gpt2", "micro_batch_size": 2, "seq_len": 16, "device": "cuda"}
-        return SimpleNamespace(**module.work(Experiment(**{**common, **settings})))
+        return SimpleNamespace(**module.work(Experiment(**{**common, **settings}), masked))
 
     return count
 
@@ -298,6 +298,20 @@ def test_attention_is_recomputed_and_a_window_is_a_mask(small):
     wide, narrow = (replace(SMALL, attention=[(10, window, 2)] * 2) for window in (16, 8))
     assert small(wide).attention_flops == 7 * causal
     assert small(narrow).attention_flops == 7 * 2 * 32 * 2 * 10 * 16 * 2
+
+
+def test_a_mask_is_of_the_model_or_of_a_run_that_was_measured(small):
+    """7 products of 2 blocks, 32 queries and a width of 10 with 12 keys, or 16 with a mask, twice as slow."""
+    of_key = 7 * 2 * 32 * 2 * 10
+    own = replace(SMALL, maskless=False)
+    assert small(compile="default").attention_flops == 12 * of_key
+    assert small(masked=True).attention_flops == 16 * 2 * of_key
+    assert small(own).attention_flops == 12 * of_key  # only where a compiler traces it
+    assert small(own, compile="default").attention_flops == 16 * 2 * of_key
+    assert small(own, compile="default", precision="fp32").attention_flops == 16 * 4 * of_key
+    alibi = replace(SMALL, family="bloom")
+    assert small(alibi).attention_flops == 16 * 3 * of_key
+    assert small(alibi, compile="default").attention_flops == 2 * 12 * of_key
 
 
 @pytest.mark.parametrize(

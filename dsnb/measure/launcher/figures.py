@@ -8,6 +8,7 @@ from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.advice import NOTES
+from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
 from dsnb.settings.records.run_record import RunRecord
 
 MEASURED_BY_WORKER = (
@@ -183,10 +184,22 @@ def _note(
     facts["is_unfused"] = (
         experiment.attention != "eager" and worker.get("attention_kernel") == "math"
     )
+    facts["has_own_mask"] = _has_own_mask(worker)
     facts["timed_s"] = worker.get("phases_s", {}).get("timed") or nan
     facts["lacks_power"] = worker.get("power_source") and gpu["power_w"] is None
     notes = [text.format(**facts) for fact, text in NOTES.items() if facts.get(fact)]
     return "; ".join(notes) or None
+
+
+def _has_own_mask(worker: dict[str, Any]) -> bool:
+    """Return whether attention was given masks that neither windows nor ALiBi explain."""
+    kernel = worker.get("attention_kernel") or ""
+    windowed = worker.get("windowed_share")  # of the layers
+    if windowed is None or "ALiBi" in (worker.get("attention") or ""):
+        return False
+    if kernel.endswith(PARTLY_MASKED):
+        return windowed == 0
+    return kernel.endswith(MASKED) and windowed < 1
 
 
 def gpu_figures(samples: Rows, worker: dict[str, Any], gpus: int) -> dict[str, float | None]:

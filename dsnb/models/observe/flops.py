@@ -52,11 +52,13 @@ def count(experiment: Experiment) -> dict[str, Any]:
     used, trained = _used(model, seen, chosen_experts(model, held, seen), places)
     attention: dict[int | None, float] = defaultdict(float)
     masked = 0.0
+    windowed = 0
     for each in seen.attended:
         shape = 1, each.width, experiment.seq_len, each.window
         place = places.get(id(model.get_submodule(each.module)))
         attention[place] += metrics.attention_flops_per_token(*shape)
         masked += metrics.masked_flops_per_token(*shape)
+        windowed += bool(each.window and each.window < experiment.seq_len)
     every = 0
     if experiment.activation_checkpointing:
         every = experiment.checkpoint_every
@@ -68,6 +70,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "flops_per_token": metrics.flops_per_token(active, trained.total(), attended),
         "forward_flops_per_token": metrics.forward_flops_per_token(active, attended),
         "masked_flops_per_token": masked,
+        "windowed_share": windowed / max(1, len(seen.attended)),
         "recomputed_flops_per_token": metrics.forward_flops_per_token(
             sum(used[place] for place in again), sum(attention[place] for place in again)
         ),

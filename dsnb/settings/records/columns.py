@@ -21,6 +21,10 @@ ENDED = tuple(status for status in STATUSES if status != "interrupted")
 """Statuses of runs that do not have to be executed again."""
 MAX_FIGURE = 1e18
 """Largest figure; sums and ratios of such figures stay finite."""
+MASKED = ", masked"
+"""Ends the name of an attention kernel that was always given a mask."""
+PARTLY_MASKED = ", partly masked"
+"""Ends the name of an attention kernel that some layers gave a mask."""
 
 # Kinds of values, as pydantic validates them. None, a missing measurement, is of every kind.
 NUMBER = Annotated[float, Field(strict=True, ge=-MAX_FIGURE, le=MAX_FIGURE)]

@@ -6,6 +6,7 @@ expressions are those of `charts.yaml`.
 """
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -18,6 +19,8 @@ import vl_convert
 import yaml
 from nbformat import NotebookNode
 
+from dsnb.base.files import cache as user_cache
+from dsnb.base.files import json_files
 from dsnb.settings.records import paths
 
 WITHOUT_SCRIPT = (
@@ -28,12 +31,32 @@ WITHOUT_SCRIPT = (
 @cache
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
-    vega = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
-    bundle = vl_convert.javascript_bundle(
-        f'import {{ View, parse }} from "{vega}"; window.vega = {{ View, parse }};'
-    )
     scripts = sorted(path for path in paths.WEB.glob("*.js") if path.stem != "widget")
-    return "\n".join([bundle, charts(), *map(_own, scripts)])
+    return "\n".join([_vega(), charts(), *map(_own, scripts)])
+
+
+def _vega() -> str:
+    """Return Vega as a script, kept in the user's cache: it takes more than a second to bundle."""
+    folder = user_cache.home()
+    if folder is None:
+        return _bundle()
+    file = folder / "scripts" / f"vega-by-vl-convert-{vl_convert.__version__}.js"
+    kept = json_files.read_bytes(file)
+    if kept:
+        return kept.decode("utf-8", "replace")
+    bundle = _bundle()
+    with contextlib.suppress(OSError):  # it is bundled again next time
+        json_files.write_text(file, bundle)
+    return bundle
+
+
+def _bundle() -> str:
+    vega = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
+    return str(
+        vl_convert.javascript_bundle(
+            f'import {{ View, parse }} from "{vega}"; window.vega = {{ View, parse }};'
+        )
+    )
 
 
 def charts() -> str:

@@ -67,6 +67,30 @@ def test_flops_are_those_of_a_gpus_own_tokens(small, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kernel", "windowed", "used", "noted"),
+    [
+        ("cudnn, masked", 0, "causal_sdpa", True),
+        ("cudnn, masked", 0.5, "causal_sdpa", True),
+        ("cudnn, masked", 1, "causal_sdpa", False),  # of the windows
+        ("cudnn, partly masked", 0, "causal_sdpa", True),
+        ("cudnn, partly masked", 0.5, "causal_sdpa", False),
+        ("cudnn, masked", None, "causal_sdpa", False),  # nothing is known about windows
+        ("efficient, masked", 0, "sdpa with ALiBi", False),
+        ("cudnn", 0, "causal_sdpa", False),
+        (None, 0, "eager", False),
+    ],
+)
+def test_a_mask_that_no_window_explains_is_noted(small, tmp_path, kernel, windowed, used, noted):
+    worker = {"attention_kernel": kernel, "windowed_share": windowed, "attention": used}
+    found = summarized(tmp_path, small(), timed(1.0, 1.0), worker)
+    sentence = (
+        "the model's own code gave attention a mask, so that the kernel computed the masked half "
+        f"of the scores as well ({kernel})"
+    )
+    assert found["note"] == (sentence if noted else None)
+
+
+@pytest.mark.parametrize(
     ("worker", "failure", "expected"),
     [
         ({}, None, (5.0, 7.0)),  # cut short: rank 0's steps

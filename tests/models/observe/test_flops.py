@@ -78,6 +78,7 @@ def test_dense_families_have_the_figures_of_the_formula(small, model, every):
         "flops_per_token": metrics.model_flops_per_token(shape.parameters, *work),
         "forward_flops_per_token": metrics.model_flops_per_token(shape.parameters, *work) / 3,
         "masked_flops_per_token": metrics.masked_flops_per_token(*work),
+        "windowed_share": 0,
         "recomputed_flops_per_token": metrics.recomputed_flops_per_token(
             shape.block_parameters, *work, every
         ),
@@ -140,6 +141,7 @@ def test_windows_and_heads_of_another_width(counted, config, keys):
     assert found["masked_flops_per_token"] == pytest.approx(
         sum(6 * 4 * 24 * one * one / 32 for one in keys)
     )
+    assert found["windowed_share"] == keys.count(8) / 2
 
 
 def test_latent_attention_has_heads_of_two_widths(counted):
