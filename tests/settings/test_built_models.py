@@ -54,13 +54,45 @@ def test_what_a_configuration_says(write, config, reason):
 
 
 def test_a_configuration_without_these(write):
-    model = write(**LLAMA, quantization_config=None, generation_config={"top_k": 5})
+    attention = {"model_type": "", "attn_impl": "torch"}  # as in MPT's
+    model = write(
+        **LLAMA, quantization_config=None, generation_config={"top_k": 5}, attn_config=attention
+    )
     assert Experiment(model=model, **TINY).model == model
 
 
 def test_presets_on_synthetic_tokens_are_known(monkeypatch):
     monkeypatch.setattr(built_models, "_asked", lambda settings: pytest.fail("a process was asked"))
     assert built_models.problems([Experiment(model="gpt2-tiny", **TINY)]) == []
+
+
+@pytest.mark.process
+def test_what_a_models_modules_lack_is_named(write):
+    odd = write(
+        model_type="modernbert-decoder", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128, vocab_size=100, pad_token_id=0,
+    )  # fmt: skip
+    capped = write(**{**LLAMA, "model_type": "gemma2"}, final_logit_softcapping=5.0, head_dim=16)
+    llama = write(**LLAMA)
+    asked = [
+        Experiment(model=odd, loss="chunked", **TINY),
+        Experiment(model=odd, **TINY),
+        Experiment(model=odd, pad_vocab=64, **TINY),
+        Experiment(model=capped, loss="chunked", **TINY),
+        Experiment(model=capped, pad_vocab=64, **TINY),
+        Experiment(model=llama, loss="chunked", lora_rank=2, **TINY),
+        Experiment(model=llama, pad_vocab=64, **TINY),
+        Experiment(model="qwen3-moe-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
+        Experiment(model="gpt2-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
+    ]
+    assert built_models.problems(asked) == [
+        "loss is 'chunked': its logits are not made by its output layer alone; use 'whole'",
+        "pad_vocab is 64: its logits are not made by its output layer alone; set it to 0",
+        "pad_vocab is 64: its logits have a factor or a soft cap, which would make added ones -5.0 instead of "
+        "negligible; set it to 0",
+        "matmul is 'fp8': torchao converts linear layers, which have 33% of the weights of qwen3-moe-tiny's blocks; "
+        "use 'auto'",
+    ]
 
 
 @pytest.mark.process
@@ -71,8 +103,12 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
     unknown = tmp_path / "unknown.txt"
     unknown.write_bytes(b"a" * 64 + b"~" * 64)  # 126, where the vocabulary ends at 99
     llama = write(**LLAMA)
+    norms = write(**{**LLAMA, "model_type": "cohere", "use_qk_norm": True, "pad_token_id": 0})
+    shared = {**TINY, "gpus": 2, "tensor_parallel": 2}
     asked = [
         Experiment(model=encoder, **TINY),
+        Experiment(model=norms, **shared),
+        Experiment(model=llama, **shared),
         Experiment(model=llama, **TINY),
         Experiment(model=llama, data=str(short), **TINY),
         Experiment(model=llama, data=str(unknown), **TINY),
@@ -80,6 +116,7 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
     assert built_models.problems(asked) == [
         f"model is {encoder!r}: transformers has no causal language model of type distilbert; give a causal language "
         "model, such as GPT-2, Llama or Mixtral",
+        "tensor_parallel is 2: self_attn.q_norm.weight is in no linear layer and belongs to all heads; set it to 1",
         f"data {str(short)!r} has 50 tokens: seq_len 64 needs more text",
         "tokenizer 'bytes' gives token 126: the model's vocabulary ends at 99",
     ]
