@@ -369,7 +369,7 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("family", "strategies"), [("olmo2", 5), ("opt", 1)])
+@pytest.mark.parametrize(("family", "strategies"), [("olmo2", 3), ("opt", 1)])
 def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
     run_small, monkeypatch, tmp_path, family, strategies
 ):
@@ -400,8 +400,8 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
         assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
             strategy
         )  # the loss keeps less, the block no more
-    if strategies == 5:
-        assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
+    if strategies == 3:
+        assert found["fsdp0"][0]["types"] == found["deepspeed3"][0]["types"]
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):
