@@ -21,9 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
+from transformers.pytorch_utils import Conv1D
 
 from dsnb.base.formulas import model_shapes
 from dsnb.models import attention, parts
+from dsnb.models.logits import logit_map
 from dsnb.models.parts import blocks, has_own_parameters
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
@@ -39,6 +41,8 @@ MAX_FILL_BYTES = 2**31 - 1
 ADDED_LOGIT = -1e4
 """Logit of a column that pads the vocabulary: in fp32 its exponential adds nothing, soft-capped or not. It is finite,
 because an optimizer decays a layer's own bias, and 0 x infinity is NaN."""
+LARGEST_ADDED = -15.0
+"""Largest logit of an added column: beside those of 50,000 tokens its exponential is below fp32's precision."""
 OTHER_DROPS = ("layerdrop", "classifier", "summary", "path")
 """Fields of a configuration that drop whole layers, or belong to other heads."""
 
@@ -212,6 +216,7 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
     slice or a mask of the logits is slower: GPT-2, 32 x 1024, CUDA graphs, on one H200: 483,625,
     507,478 and, with a bias, 512,753 tokens/s.
     """
+    check_padded(model, multiple)
     head = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
     is_tied = embedding.weight is head.weight
@@ -225,12 +230,27 @@ def pad_vocabulary(model: PreTrainedModel, multiple: int) -> None:
         embedding.weight = head.weight
 
 
+def check_padded(model: Any, multiple: int) -> None:
+    """Raise ValueError if a model does not make its logits in a way that keeps added ones out of the loss."""
+    try:
+        made = logit_map(model)
+    except ValueError as error:
+        raise ValueError(f"pad_vocab is {multiple}: {error}; set it to 0") from error
+    added = float(made.logits(torch.tensor(ADDED_LOGIT, device="cpu")))
+    if added > LARGEST_ADDED:
+        raise ValueError(
+            f"pad_vocab is {multiple}: its logits have a factor or a soft cap, which would make added ones {added:.1f} "
+            "instead of negligible; set it to 0"
+        )
+
+
 def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
     """Let the linear layers of blocks whose sizes are multiples of 16 multiply in fp8, on a CPU emulated."""
     if experiment.device == "cuda":
         capability = torch.cuda.get_device_capability()
         if capability < checks.FP8_CAPABILITY:
             raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
+    parts.use_linear_layers(model)
     check_fp8(experiment, model)
     if sys.modules.get("torchao") is None:  # hidden by this package
         sys.modules.pop("torchao", None)
@@ -251,7 +271,7 @@ def check_fp8(experiment: Experiment, model: Any) -> None:
     for block in blocks(model):
         weights += sum(weight.numel() for weight in block.parameters())
         for module in block.modules():
-            if isinstance(module, nn.Linear) and _fits_fp8(module):
+            if _fits_fp8(module):
                 converted += module.weight.numel()
     if converted < weights / 2:
         share = f"{converted / weights:.0%} of the weights of {experiment.model}'s blocks"
@@ -261,8 +281,11 @@ def check_fp8(experiment: Experiment, model: Any) -> None:
 
 
 def _fits_fp8(layer: Any) -> bool:
-    """Return whether both sizes of a linear layer are multiples of 16."""
-    return layer.in_features % 16 == 0 and layer.out_features % 16 == 0
+    """Return whether a module is a linear layer, both sizes of which are multiples of 16."""
+    if isinstance(layer, Conv1D):
+        return layer.nx % 16 == 0 and layer.nf % 16 == 0
+    is_linear = isinstance(layer, nn.Linear)
+    return is_linear and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
 
 
 def add_adapters(experiment: Experiment, model: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,21 +43,25 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
 
 
 def compile_block(block: Any) -> None:
-    """Compile a block's computation; if it is recomputed, around the graph and inside of the block's hooks.
+    """Compile a block's computation; if it is recomputed, around the graph and inside of the block's hooks."""
+    recompute_around(block, torch.compile(block.forward))
+
+
+def recompute_around(block: Any, computation: Callable[..., Any]) -> None:
+    """Make a computation that of a block; if the block is recomputed, around it and inside of the block's hooks.
 
     transformers recomputes a block inside of its hooks since 5.23, in the graph: FSDP2 then
     recomputed nothing, because it changes the block's class, and checkpoints in host memory broke
     the graph. Before 5.23 hooks ran a second time.
     """
-    compiled = torch.compile(block.forward)
     if not getattr(block, "gradient_checkpointing", False):
-        block.forward = compiled
+        block.forward = computation
         return
     block.gradient_checkpointing = False
     checkpoint = block._gradient_checkpointing_func
 
     def forward(*inputs: Any, **named: Any) -> Any:
-        return checkpoint(functools.partial(compiled, **named), *inputs)
+        return checkpoint(functools.partial(computation, **named), *inputs)
 
     block.forward = forward
 

@@ -8,7 +8,9 @@ The logits of a large vocabulary can be in memory a chunk of tokens at a time. G
 computed with each chunk's logits, so nothing is computed twice: the backward pass only scales them.
 Only the operations between the matrix products are compiled, as a separate graph: within the
 model's graph, the compiler kept the gradients of many chunks at once (BLOOM-560M, 8 x 1024, one
-H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms).
+H200: 24.2 GiB and 92 ms a step; with whole logits 18.5 GiB and 70 ms). Chunks need a linear output
+layer, with or without a bias; a factor or soft cap of a model's logits is observed
+(`dsnb.models.logits`).
 """
 
 import functools
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dsnb.models.logits import PRODUCT, LogitMap, logit_map
+from dsnb.models.parts import below_output, language_model
 from dsnb.settings.training import CHUNK_TOKENS
 
 ALIGNED = 8
@@ -26,7 +30,7 @@ ALIGNED = 8
 vocabulary: 50,257)."""
 IGNORED = -100
 """Target of a token without a next token."""
-Differentiate = Callable[[Tensor, Tensor], Tensor]
+Differentiate = Callable[..., Tensor]
 
 
 class CausalLoss(nn.Module):
@@ -40,6 +44,8 @@ class CausalLoss(nn.Module):
         self._compute = self._in_chunks if chunked else self._whole
         self._loss: Differentiate = differentiate if chunked else causal_loss
         self.is_compiled = False
+        if chunked:
+            self._map = chunkable(model)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the mean loss, shape (), of token ids of shape (batch, length)."""
@@ -64,7 +70,7 @@ class CausalLoss(nn.Module):
 
     def _hidden(self, ids: Tensor) -> Tensor:
         """Return the input of the output layer, shape (tokens, width)."""
-        hidden: Tensor = self._causal_model().base_model(input_ids=ids).last_hidden_state
+        hidden: Tensor = below_output(language_model(self.model))(input_ids=ids).last_hidden_state
         return hidden.flatten(0, 1)
 
     def _in_chunks(self, ids: Tensor) -> Tensor:
@@ -72,15 +78,20 @@ class CausalLoss(nn.Module):
 
         Its forward method is replaced at each call, because an engine may have replaced the layer.
         """
-        layer = self._causal_model().get_output_embeddings()
-        layer.forward = functools.partial(sum_of_losses, layer, loss_and_gradient=self._loss)
+        layer = language_model(self.model).get_output_embeddings()
+        layer.forward = functools.partial(
+            sum_of_losses, layer, loss_and_gradient=self._loss, made=self._map
+        )
         total = layer(self._hidden(ids), next_tokens(ids).flatten())
         return total / (len(ids) * (ids.shape[1] - 1))
 
-    def _causal_model(self) -> Any:
-        if hasattr(self.model, "get_base_model"):
-            return self.model.get_base_model()
-        return self.model
+
+def chunkable(model: Any) -> LogitMap:
+    """Return how a model, maybe in peft's wrapper, makes its logits; raise ValueError if not a chunk at a time."""
+    try:
+        return logit_map(language_model(model))
+    except ValueError as error:
+        raise ValueError(f"loss is 'chunked': {error}; use 'whole'") from error
 
 
 def causal_loss(logits: Tensor, ids: Tensor) -> Tensor:
@@ -107,12 +118,15 @@ def chunk_tokens(tokens: int) -> int:
     return -(-tokens // -(-tokens // CHUNK_TOKENS))
 
 
-def differentiate(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the logits with its gradient.
+def differentiate(products: Tensor, targets: Tensor, made: LogitMap = PRODUCT) -> Tensor:
+    """Return the sum of cross-entropies, shape (), computed in fp32, and overwrite the products with its gradient.
 
-    Logits have the shape (tokens, columns) and targets (tokens,). A token whose target is `IGNORED`
-    has no loss, but its gradient is not 0.
+    `products` of the output layer, of which logits are `made`, have the shape (tokens, columns) and
+    targets (tokens,). A token whose target is `IGNORED` has no loss, but its gradient is not 0.
     """
+    logits = products
+    if not made.is_product:
+        logits = made.logits(products.float())
     logs = F.log_softmax(logits, dim=1, dtype=torch.float32)
     column = targets.clamp(min=0)[:, None]
     losses = torch.where(targets == IGNORED, 0.0, -logs.gather(1, column).squeeze(1))
@@ -122,7 +136,9 @@ def differentiate(logits: Tensor, targets: Tensor) -> Tensor:
     else:
         minus_one = -torch.ones_like(column, dtype=torch.float32)
         gradient = logs.exp_().scatter_add_(1, column, minus_one)
-    logits.copy_(gradient)
+    if not made.is_product:
+        gradient *= made.slope(logits)
+    products.copy_(gradient)
     return losses.sum()
 
 
@@ -132,12 +148,15 @@ class _SumOfLosses(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
+        made: LogitMap,
         loss_and_gradient: Differentiate,
     ) -> Tensor:
         kind = hidden.device.type
         vocab = len(weight)
-        columns = aligned(vocab)
+        # A soft cap would make the logits of added columns finite.
+        columns = vocab if made.cap else aligned(vocab)
         rows = chunk_tokens(len(hidden))
         ignored = (targets == IGNORED)[:, None]
         dtype = weight.dtype
@@ -147,34 +166,45 @@ class _SumOfLosses(torch.autograd.Function):
             weights = weight.detach().to(dtype)
             if columns > vocab:
                 weights = F.pad(weights, (0, 0, 0, columns - vocab))
+            biases = None if bias is None else bias.detach().to(dtype)
             # Ignored tokens add nothing to the weight's gradient.
             states = hidden.detach().to(dtype).masked_fill(ignored, 0)
             by_hidden = torch.empty_like(states)
-            logits = weights.new_empty(rows, columns)
+            products = weights.new_empty(rows, columns)
             by_weight = None
             if weight.requires_grad:
                 by_weight = torch.zeros_like(weights, dtype=torch.float32)
+            by_bias = None
+            if bias is not None and bias.requires_grad:
+                by_bias = torch.zeros_like(bias, dtype=torch.float32)
             total = torch.zeros((), device=hidden.device)
-            chunks = (tensor.split(rows) for tensor in (states, targets, by_hidden))
-            for state, target, gradient in zip(*chunks, strict=True):
-                values = torch.mm(state, weights.T, out=logits[: len(state)])
+            chunks = (tensor.split(rows) for tensor in (states, targets, ignored, by_hidden))
+            for state, target, is_ignored, gradient in zip(*chunks, strict=True):
+                values = torch.mm(state, weights.T, out=products[: len(state)])
+                if biases is not None:
+                    values[:, :vocab] += biases
                 values[:, vocab:] = -torch.inf
-                total += loss_and_gradient(values, target)
+                total += loss_and_gradient(values, target, made)
                 torch.ops.aten.mm.out(values, weights, out=gradient)
                 if by_weight is not None:
                     _add_product(by_weight, values.T, state)
-        ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight)
+                if by_bias is not None:
+                    of_tokens = values[:, :vocab].masked_fill_(is_ignored, 0)
+                    by_bias += of_tokens.sum(0, dtype=torch.float32)
+        ctx.save_for_backward(by_hidden.masked_fill_(ignored, 0), by_weight, by_bias)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.vocab = vocab
         return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        by_hidden, by_weight = ctx.saved_tensors
+        by_hidden, by_weight, by_bias = ctx.saved_tensors
         of_hidden, of_weight = ctx.dtypes
         if by_weight is not None:
             by_weight = by_weight[: ctx.vocab].mul_(gradient).to(of_weight)
-        return (by_hidden * gradient).to(of_hidden), by_weight, None, None
+        if by_bias is not None:
+            by_bias = by_bias.mul_(gradient).to(of_weight)
+        return (by_hidden * gradient).to(of_hidden), by_weight, by_bias, None, None, None
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -193,10 +223,15 @@ def sum_of_losses(
     hidden: Tensor,
     targets: Tensor,
     loss_and_gradient: Differentiate = differentiate,
+    made: LogitMap = PRODUCT,
 ) -> Tensor:
     """Return the sum of the cross-entropies of tokens, shape (), with the logits of one chunk at a time in memory.
 
-    The output layer has no bias; its input has the shape (tokens, width) and targets (tokens,).
+    The output layer's input has the shape (tokens, width) and targets (tokens,).
     """
-    total: Tensor = _SumOfLosses.apply(hidden, layer.weight, targets, loss_and_gradient)  # type: ignore[no-untyped-call]
+    if made.inputs != 1:
+        hidden = hidden * made.inputs
+    total: Tensor = _SumOfLosses.apply(  # type: ignore[no-untyped-call]
+        hidden, layer.weight, layer.bias, targets, made, loss_and_gradient
+    )
     return total

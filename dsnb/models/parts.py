@@ -33,6 +33,22 @@ def blocks(model: Any) -> list[Any]:
     )
 
 
+def language_model(model: Any) -> Any:
+    """Return the causal language model of transformers inside of peft's wrapper, or the model itself without one."""
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
+
+
+def below_output(model: Any) -> Any:
+    """Return the part of a causal language model that computes the last hidden states."""
+    if model.base_model is not model:
+        return model.base_model
+    # Llama 4's text model has no attribute of the name that transformers looks for.
+    parts_of_it = (child for child in model.children() if isinstance(child, PreTrainedModel))
+    return next(parts_of_it, model)
+
+
 def output_layer(model: nn.Module) -> Any:
     """Return the layer that computes the logits."""
     models = (module for module in model.modules() if isinstance(module, PreTrainedModel))
@@ -190,7 +206,10 @@ def prepare(experiment: Experiment, model: Any) -> None:
 
 
 def use_linear_layers(model: nn.Module) -> None:
-    """Replace every Conv1D by a linear layer: AutoTP would split the wrong dimension of its transposed weight."""
+    """Replace every Conv1D, a linear layer with a transposed weight, by a linear layer.
+
+    AutoTP would split the wrong dimension, and torchao converts linear layers only.
+    """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Conv1D):

@@ -71,7 +71,9 @@ class MemoryTrace:
     hidden: int
     vocab: int  # the rows of the output layer
     factored: float = 0.0  # rows and columns of all trained matrices, and elements of what is none
-    of_rank: float = 0.0  # of a tensor-parallel rank, whose bytes these are; 0 for those of a whole model
+    of_rank: float = (
+        0.0  # of a tensor-parallel rank, whose bytes these are; 0 for those of a whole model
+    )
 
     @classmethod
     def of(cls, record: Mapping[str, Any], micro_batch: int) -> "MemoryTrace":

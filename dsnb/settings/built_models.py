@@ -1,7 +1,8 @@
 """What a run would refuse of its model or its text, asked of a separate process before any run starts.
 
-Presets are known without building them. Another model is built once on the meta device, which takes
-some seconds, mostly for imports (`dsnb.measure.train.ask_model`).
+Presets are known without building them, except for the part of their weights that products in fp8
+reach. Any other model is built once on the meta device, which takes some seconds, mostly for imports
+(`dsnb.measure.train.ask_model`).
 """
 
 import functools
@@ -16,7 +17,7 @@ from dsnb.settings.experiment import Experiment
 
 BUILT_FROM = (
     "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "tensor_parallel", "pipeline_parallel", "loss",
-    "checkpoint_every", "data", "tokenizer",
+    "pad_vocab", "checkpoint_every", "data", "tokenizer",
 )  # fmt: skip
 """Settings that a model, its parts or its tokens depend on."""
 TIMEOUT_S = 300
@@ -30,7 +31,8 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
             experiment.data not in inputs.NO_FILE["data"]
             or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
         )
-        if experiment.model in model_shapes.PRESETS and not is_text_read:
+        is_known = experiment.model in model_shapes.PRESETS and experiment.matmul != "fp8"
+        if is_known and not is_text_read:
             continue
         kind = json.dumps([getattr(experiment, name) for name in BUILT_FROM])
         kinds.setdefault(kind, experiment.model_dump_json())

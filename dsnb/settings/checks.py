@@ -146,8 +146,10 @@ def not_trained(model: str, config: Mapping[str, Any]) -> str | None:
 
 def _is_model(part: object) -> bool:
     """Return whether a part of a configuration is that of another model."""
-    names = {"model_type", "hidden_size", "num_hidden_layers"}
-    return isinstance(part, Mapping) and not names.isdisjoint(part)
+    if not isinstance(part, Mapping):
+        return False
+    is_named = bool(part.get("model_type"))  # empty in the part of MPT that describes attention
+    return is_named or not {"hidden_size", "num_hidden_layers"}.isdisjoint(part)
 
 
 def _sizes(s: "Experiment") -> Iterator[str]:

@@ -9,7 +9,6 @@ themselves (`checks.contradictions`).
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dsnb.base.formulas.model_shapes import facts
 from dsnb.settings.strategies import HALF
 from dsnb.settings.strategies.base import USED_BY
 from dsnb.settings.tables import REFUSALS
@@ -21,11 +20,6 @@ if TYPE_CHECKING:  # it imports the rules
 Rule = Callable[["Experiment"], Iterator[str]]
 FIELDS = Training.model_fields
 SHARED = ("tensor_parallel", "pipeline_parallel")
-CHUNKABLE = (
-    "gpt2", "opt", "bloom", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma3_text",
-    "phi3", "gpt_neox", "falcon",
-)  # fmt: skip
-"""Families whose logits are one matrix product of the last hidden state."""
 
 
 def _of_strategy(s: "Experiment") -> Iterator[str]:
@@ -162,8 +156,6 @@ def _fp8(s: "Experiment") -> Iterator[str]:
     tokens = s.micro_batch_size * s.seq_len
     if tokens % 16:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
-    if facts(s.model).get("family") == "gpt2":
-        yield "matmul is 'fp8': torchao converts linear layers, and GPT-2's are not of that type; use 'auto'"
 
 
 def _cuda_graphs(s: "Experiment") -> Iterator[str]:
@@ -202,15 +194,12 @@ def _compiler(s: "Experiment") -> Iterator[str]:
 def _loss_chunks(s: "Experiment") -> Iterator[str]:
     if s.loss == "whole":
         return
-    family = facts(s.model).get("family")
     is_compiled_by_engine = s.compile != "off" and s.parallel_strategy.is_deepspeed
     is_whole_model = is_compiled_by_engine and not s.compiles_blocks
     if s.pipeline_parallel > 1:
         yield "loss is 'chunked', but pipeline_parallel is set: the last stage computes the loss whole; use 'whole'"
     elif is_whole_model and (s.compile == "deepcompile" or s.zero_stage == 3):
         yield "loss is 'chunked', but the engine compiles the whole model: its gradients are in no graph; use 'whole'"
-    elif family and family not in CHUNKABLE:
-        yield f"loss is 'chunked': it is tested for {', '.join(CHUNKABLE)} models, not for {family}; use 'whole'"
 
 
 RULES: list[Rule] = [

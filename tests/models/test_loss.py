@@ -12,8 +12,8 @@ from tests.support import lazy
 
 torch, F = lazy.Module("torch"), lazy.Module("torch.nn.functional")
 transformers = lazy.Module("transformers")
-build, compiling, model_loss = (
-    lazy.Module(f"dsnb.models.{name}") for name in ("build", "compile", "loss")
+build, compiling, model_loss, logits, parts = (
+    lazy.Module(f"dsnb.models.{name}") for name in ("build", "compile", "loss", "logits", "parts")
 )
 failure = lazy.Module("dsnb.measure.train.failure")
 
@@ -49,9 +49,7 @@ def test_the_loss_of_logits_in_half_precision_is_in_fp32(dtype):
     assert float(loss) == pytest.approx(math.log(1000), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PRESETS if name.endswith("-tiny") and name != "gemma2-tiny"]
-)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.endswith("-tiny")])
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
     monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 8)  # seven chunks of eight tokens or three
@@ -99,13 +97,27 @@ def test_a_padded_vocabulary_trains_alike_and_its_rows_stay_zero(name, has_bias)
     assert torch.allclose(head.bias[vocab:], torch.tensor(build.ADDED_LOGIT), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "qwen3-moe-tiny"])
-def test_a_model_with_few_linear_layers_is_not_called_fp8(name):
+def test_a_model_with_few_linear_layers_is_not_called_fp8():
     experiment = Experiment(model="opt-tiny", matmul="fp8", device="cpu")
     with pytest.raises(
         ValueError, match=r"linear layers, which have \d+% of the weights of opt-tiny's blocks; use"
     ):
-        build.multiply_in_fp8(experiment, tiny(name))
+        build.multiply_in_fp8(experiment, tiny("qwen3-moe-tiny"))
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "opt-tiny"])  # GPT-2's weights are transposed
+def test_products_in_fp8_are_those_of_every_linear_layer_up_to_rounding(name):
+    model = tiny(name).bfloat16()
+    ids = torch.randint(model.config.vocab_size, (2, 16))
+    exact = model_loss.CausalLoss(model)(ids)
+    experiment = Experiment(model=name, matmul="fp8", device="cpu")
+    build.multiply_in_fp8(experiment, model)
+    rounded = model_loss.CausalLoss(model)(ids)
+    assert rounded.item() != exact.item()
+    assert rounded.item() == pytest.approx(exact.item(), rel=1e-2)
+    kinds = {type(layer).__name__ for layer in parts.blocks(model)[0].modules()}
+    assert "Float8Linear" in kinds
+    assert kinds.isdisjoint({"Conv1D", "Linear"})
 
 
 def test_a_gpu_without_fp8_is_named(monkeypatch):
@@ -193,6 +205,34 @@ def test_gradients_are_those_of_fp64_up_to_rounding(
     assert layer.weight.grad is None
 
 
+@pytest.mark.parametrize(
+    "made", [(1.0, 0.25, 0.0), (1.0, 1.0, 3.0), (0.5, 2.0, 3.0), (2.0, 1.0, 0.0)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bias_a_factor_and_a_soft_cap_are_differentiated(made, dtype):
+    layer, hidden, targets = given(getattr(torch, dtype), getattr(torch, dtype))
+    layer.bias = torch.nn.Parameter(torch.randn(VOCAB).to(layer.weight.dtype))
+    made = logits.LogitMap(*made)
+    own = [
+        tensor.detach().double().requires_grad_() for tensor in (layer.weight, hidden, layer.bias)
+    ]
+    scores = made.scale * F.linear(made.inputs * own[1], own[0], own[2])
+    if made.cap:
+        scores = made.cap * torch.tanh(scores / made.cap)
+    expected = F.cross_entropy(scores, targets, reduction="sum")
+    loss = model_loss.sum_of_losses(layer, hidden, targets, made=made)
+    loss.backward()
+    max_error = 1e-5 if dtype == "float32" else 2e-2
+    assert loss.item() == pytest.approx(expected.item(), rel=max_error)
+    exact = torch.autograd.grad(expected, own)
+    for ours, theirs in zip((layer.weight, hidden, layer.bias), exact, strict=True):
+        assert relative_error(ours.grad, theirs) < max_error
+        assert ours.grad.dtype == ours.dtype
+    layer.bias.requires_grad_(False).grad = None
+    model_loss.sum_of_losses(layer, hidden, targets, made=made).backward()
+    assert layer.bias.grad is None
+
+
 def test_rounding_does_not_grow_with_the_number_of_chunks(monkeypatch):
     monkeypatch.setattr("dsnb.models.loss.CHUNK_TOKENS", 5)  # 30 chunks
     layer, hidden, targets = given(torch.bfloat16, torch.bfloat16)
@@ -220,7 +260,7 @@ def test_sums_over_tokens_do_not_overflow_in_fp16():
 def test_an_error_in_a_chunk_is_one_in_the_loss():
     layer, hidden, targets = given(torch.float32, torch.float32)
 
-    def loss_and_gradient(logits, of):
+    def loss_and_gradient(logits, of, made):
         raise MemoryError("none left")
 
     with pytest.raises(MemoryError) as caught:

@@ -54,13 +54,45 @@ def test_what_a_configuration_says(write, config, reason):
 
 
 def test_a_configuration_without_these(write):
-    model = write(**LLAMA, quantization_config=None, generation_config={"top_k": 5})
+    attention = {"model_type": "", "attn_impl": "torch"}  # as in MPT's
+    model = write(
+        **LLAMA, quantization_config=None, generation_config={"top_k": 5}, attn_config=attention
+    )
     assert Experiment(model=model, **TINY).model == model
 
 
 def test_presets_on_synthetic_tokens_are_known(monkeypatch):
     monkeypatch.setattr(built_models, "_asked", lambda settings: pytest.fail("a process was asked"))
     assert built_models.problems([Experiment(model="gpt2-tiny", **TINY)]) == []
+
+
+@pytest.mark.process
+def test_what_a_models_modules_lack_is_named(write):
+    odd = write(
+        model_type="modernbert-decoder", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=128, vocab_size=100, pad_token_id=0,
+    )  # fmt: skip
+    capped = write(**{**LLAMA, "model_type": "gemma2"}, final_logit_softcapping=5.0, head_dim=16)
+    llama = write(**LLAMA)
+    asked = [
+        Experiment(model=odd, loss="chunked", **TINY),
+        Experiment(model=odd, **TINY),
+        Experiment(model=odd, pad_vocab=64, **TINY),
+        Experiment(model=capped, loss="chunked", **TINY),
+        Experiment(model=capped, pad_vocab=64, **TINY),
+        Experiment(model=llama, loss="chunked", lora_rank=2, **TINY),
+        Experiment(model=llama, pad_vocab=64, **TINY),
+        Experiment(model="qwen3-moe-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
+        Experiment(model="gpt2-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
+    ]
+    assert built_models.problems(asked) == [
+        "loss is 'chunked': its logits are not made by its output layer alone; use 'whole'",
+        "pad_vocab is 64: its logits are not made by its output layer alone; set it to 0",
+        "pad_vocab is 64: its logits have a factor or a soft cap, which would make added ones -5.0 instead of "
+        "negligible; set it to 0",
+        "matmul is 'fp8': torchao converts linear layers, which have 33% of the weights of qwen3-moe-tiny's blocks; "
+        "use 'auto'",
+    ]
 
 
 @pytest.mark.process

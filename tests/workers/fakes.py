@@ -22,7 +22,7 @@ from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, layout, parts
+from dsnb.models import build, layout, logits, parts
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -261,6 +261,13 @@ def traced(run):
     code = worker.main(run.dir)
     assert compiled_graphs() > 0
     return code
+
+
+def disproved(run):
+    """Train after a proof in which chunks lose a hundredth of the gradient."""
+    logits.LogitMap.is_product = property(lambda made: False)
+    logits.LogitMap.slope = lambda made, values: 0.99
+    return worker.main(run.dir)
 
 
 SHARED = (

@@ -30,6 +30,7 @@ from dsnb.measure.train.data import Batches, batches
 from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
+from dsnb.measure.train.proving import proved
 from dsnb.measure.train.trainer import Trainer, no_section
 from dsnb.models.attention import FLEX_NAME, KernelWatch, whole_sequences
 from dsnb.models.compile import compiled_graphs, graph_breaks
@@ -71,8 +72,9 @@ def rank() -> int:
 
 
 def train(run: RunPaths, experiment: Experiment, position: Position, began: float) -> None:
-    """Build the model, train all steps, write the record on rank 0, and profile if the settings ask for it."""
+    """Prove and build the model, train all steps, write the record on rank 0, and profile if asked to."""
     device = set_up(experiment)
+    experiment, unproved = proved(experiment, device)
     position.watch_memory(device)
     trainer = make_trainer(experiment, json_files.read_json(run.deepspeed) or {}, device)
     data = batches(experiment, trainer.config.vocab_size, rank(), device)
@@ -94,6 +96,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
     record = {
         **trainer.describe(),
         **trainer.parameters,
+        "unproved": unproved,
         "layers": trainer.config.num_hidden_layers,
         "hidden": trainer.config.hidden_size,
         "cpu_threads": torch.get_num_threads(),

@@ -303,6 +303,7 @@ def test_rank_0_writes_the_record_and_every_rank_takes_part_in_the_profile(
     monkeypatch.setenv("DSNB_LAUNCHED_AT", "100.0")
     for name, value in {
         "worker.set_up": lambda _: torch.device("cpu"),
+        "worker.proved": lambda asked, _: (asked, "it is odd"),
         "worker.make_trainer": lambda *_: trainer,
         "worker.batches": lambda _, vocab, of_rank, device: lambda step: (vocab, of_rank, step),
         "worker.Meter": meter,
@@ -326,8 +327,9 @@ def test_rank_0_writes_the_record_and_every_rank_takes_part_in_the_profile(
     else:
         threads = torch.get_num_threads()
         assert record == {
-            "strategy": "x", "parameters": 7, "layers": 4, "hidden": 128, "cpu_threads": threads,
-            "gpu_name": None, "versions": {"cuda": None}, "measured": True, "power_source": None,
+            "strategy": "x", "parameters": 7, "unproved": "it is odd", "layers": 4, "hidden": 128,
+            "cpu_threads": threads, "gpu_name": None, "versions": {"cuda": None}, "measured": True,
+            "power_source": None,
             "phases_s": {"start": 3.0, "build": 7.0, "warmup": 2.0, "timed": 5.0},
             "ended_s": 30.0, "flops_per_token": 3.0,
         }  # fmt: skip
