@@ -178,6 +178,7 @@ def expected(small):
         ("falcon-tiny", {"zero_stage": 0, "pad_vocab": 96, **ACCUMULATED, **CLIP}),
         ("phi3-tiny", {"zero_stage": 1, "pad_vocab": 96, **CHECKPOINTED}),
         ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
+        ("llama-tiny", {**FSDP, "gathered_weights": "micro-batch", **ACCUMULATED}),
         ("qwen3-moe-tiny", {"zero_stage": 1, "loss": "chunked", **ACCUMULATED}),
     ],
     ids=str,
@@ -350,6 +351,17 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy)
     settings = {**SIX, "model": str(tmp_path / "config.json")}
     compiled = losses("traced", **settings, compile=True, **strategy, gpus=2, micro_batch_size=1)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
+
+
+def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path):
+    """OLMo 2 has norms over the heads of all ranks."""
+    config = {"model_type": "olmo2", **SMALLEST["olmo2"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {**SIX, "model": str(tmp_path / "config.json"), "micro_batch_size": 2}
+    split = {**settings, **TP, "gpus": 2, "zero_stage": 1, "compile": "default"}
+    split["compile_unit"] = "block"
+    assert losses("traced", **split) == pytest.approx(expected(**settings), abs=ADAM)
+    assert json_files.read_json(trained("traced", **split)[1].worker)["graph_breaks"] == 0
 
 
 def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(trained, tmp_path):
