@@ -23,12 +23,15 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import Result
 from tests import ROOT
-from tests.support import browser
+from tests.support import browser, kept_traces
 from tests.support.waiting import wait_until
 
 # OpenMP's threads spin while they wait for one that has no core: sixty steps beside two busy processes then take 20 s
 # and more instead of 2 s. The ranks of every launch in a test inherit this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "DSNB_CACHE" not in os.environ:
+    os.environ["DSNB_CACHE"] = str(kept_traces.CACHE)
+    kept_traces.unpack(kept_traces.CACHE)
 # What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 # Under `nohup`, or a script's `&`, this process and all that it starts ignore signals that some tests send.

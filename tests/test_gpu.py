@@ -222,9 +222,26 @@ def test_weights_are_gathered_after_their_update(losses):
     assert losses(**common, deepspeed=none) == pytest.approx(losses(**common), rel=2e-4)
 
 
+SPLIT = {"tensor_parallel": 2}
+SHARED = [
+    *(
+        (model, SPLIT)
+        for model in (
+            "gpt2-tiny",
+            "opt-tiny",
+            "bloom-tiny",
+            "llama-tiny",
+            "qwen3-tiny",
+            "phi3-tiny",
+        )
+    ),
+    *((model, {"pipeline_parallel": 2}) for model in ("gpt2-tiny", "opt-tiny", "bloom-tiny")),
+    ("llama-tiny", {**SPLIT, "compile": "default"}),
+]
+
+
 @TWO_GPUS
-@pytest.mark.parametrize("model", ["gpt2-tiny", "opt-tiny", "bloom-tiny"])
-@pytest.mark.parametrize("sharing", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+@pytest.mark.parametrize(("model", "sharing"), SHARED, ids=str)
 @pytest.mark.parametrize(
     ("precision", "stage", "tolerance"),
     [("fp32", 0, 1e-4), ("bf16", 0, 2e-2), ("fp16", 0, 2e-2), ("bf16", 1, 2e-2)],

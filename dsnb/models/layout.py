@@ -129,7 +129,7 @@ class _Followed:
         self.rows: list[Any] = []
         self.widths: dict[nn.Module, int] = {}
         """The last dimension of the input of each module that has parameters but is not linear."""
-        self.across: set[nn.Module] = set()
+        self.across: list[nn.Module] = []
         given, named = arguments
         self.hidden = random_like(given[0]).requires_grad_()
         with ExitStack() as stack:
@@ -167,10 +167,11 @@ class _Followed:
         sources = [layer for layer in self.sources(inputs[0]) if layer.out_features == width]
         is_split = any(layer in self.columns for layer in sources)
         has_own_numbers = any(weight.numel() > 1 for weight in module.parameters(recurse=False))
-        if is_split and has_own_numbers and _shape(output) == inputs[0].shape:
-            self.across.add(module)
-            return inputs[0]
-        return output
+        if not is_split or not has_own_numbers or _shape(output) != inputs[0].shape:
+            return output
+        if module not in self.across:
+            self.across.append(module)
+        return inputs[0]
 
     def gradients(self, of: Tensor, to: Sequence[Tensor], seed: Tensor | None = None) -> Any:
         """Return the gradients of a tensor, None where it does not depend on the other."""

@@ -34,7 +34,7 @@ SETTINGS = {
     "steps": 4,
     "device": "cpu",
 }
-SILENCE_S = 5.0
+SILENCE_S = 9.0
 NETWORK, INTERFACE = "10.77.0", "eth0"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOST_ENV = {

@@ -23,8 +23,10 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("when", ["in a step", "after the last step"])
-@pytest.mark.parametrize("victim", [KERNEL, SERVER])
+@pytest.mark.parametrize(
+    ("victim", "when"),
+    [(KERNEL, "in a step"), (SERVER, "in a step"), (SERVER, "after the last step")],
+)
 def test_a_killed_process_of_dsnb(params, tmp_path, victim, when):
     params.write_text(ONE_RUN)
     waits = {"in a step": "DSNB_TEST_WAIT", "after the last step": "DSNB_TEST_WAIT_AT_END"}

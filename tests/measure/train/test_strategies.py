@@ -353,6 +353,17 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy)
     assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
 
 
+def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path):
+    """OLMo 2 has norms over the heads of all ranks."""
+    config = {"model_type": "olmo2", **SMALLEST["olmo2"], "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = {**SIX, "model": str(tmp_path / "config.json"), "micro_batch_size": 2}
+    split = {**settings, **TP, "gpus": 2, "zero_stage": 1, "compile": "default"}
+    split["compile_unit"] = "block"
+    assert losses("traced", **split) == pytest.approx(expected(**settings), abs=ADAM)
+    assert json_files.read_json(trained("traced", **split)[1].worker)["graph_breaks"] == 0
+
+
 def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(trained, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", **SMALLEST["opt"]}))
     settings = {
@@ -370,7 +381,7 @@ def test_compiled_blocks_are_checkpointed_in_host_memory_without_a_graph_break(t
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("family", "strategies"), [("olmo2", 5), ("opt", 1)])
+@pytest.mark.parametrize(("family", "strategies"), [("olmo2", 3), ("opt", 1)])
 def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
     run_small, monkeypatch, tmp_path, family, strategies
 ):
@@ -401,8 +412,8 @@ def test_every_strategy_trains_alike_compiled_and_recomputed_in_bf16(
         assert compiled["saved_bytes"] < recomputed["saved_bytes"], (
             strategy
         )  # the loss keeps less, the block no more
-    if strategies == 5:
-        assert found["fsdp0"][0]["types"] == found["deepspeed1"][0]["types"]
+    if strategies == 3:
+        assert found["fsdp0"][0]["types"] == found["deepspeed3"][0]["types"]
 
 
 def test_another_engine_than_asked_for_is_refused(run_small):

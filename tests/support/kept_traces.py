@@ -1,0 +1,46 @@
+"""Traces of models that the tests ask for, kept in the repository: `python -m tests.support.kept_traces`.
+
+A fresh machine spends minutes on them. A trace is found by a hash of its settings, of the code that
+makes it and of torch's and transformers' versions, so after a change of these the tests make it again;
+the command then packs what `make test` and `make docs` have left in the cache of the tests.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+from dsnb.base.files import json_files
+from tests import ROOT
+
+CACHE = ROOT / ".venv" / "cache"
+"""The cache of the tests, not the user's."""
+KEPT = Path(__file__).with_name("traces.json.gz")
+
+
+def unpack(cache: Path) -> None:
+    """Write the traces that a cache does not have."""
+    if not KEPT.exists():
+        return
+    for key, record in json.loads(gzip.decompress(KEPT.read_bytes())).items():
+        file = cache / "traces" / f"{key}.json"
+        if not file.exists():
+            json_files.write_json(file, record)
+
+
+def pack(cache: Path) -> int:
+    """Keep the traces of a cache; return their number."""
+    records = {}
+    for file in sorted((cache / "traces").glob("*.json")):
+        records[file.stem] = json_files.read_json(file)
+    text = json.dumps(records, separators=(",", ":"), sort_keys=True)
+    json_files.write_bytes(KEPT, gzip.compress(text.encode(), mtime=0))
+    return len(records)
+
+
+def main() -> None:
+    """Keep what the tests left in their cache, and begin the next one with it."""
+    print(f"{pack(CACHE)} traces in {KEPT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
