@@ -298,14 +298,17 @@ def ddp(engine: Engine) -> list[MemoryParts]:
 
 
 def fsdp(engine: Engine) -> list[MemoryParts]:
-    """Hold everything in shards; the root and one block are gathered.
+    """Hold everything in shards; the root and one block are gathered, or all blocks if they are kept.
 
     Gradients of earlier micro-batches are shards, too, unless they are reduced once a step: then
     they are whole.
     """
     trace = engine.trace
     gathered_bytes = 2 if engine.numbers.natively_half else 4
-    states = engine.states.plus(buffers=gathered_bytes * (trace.of_root + trace.of_block))
+    gathered = trace.of_root + trace.of_block
+    if engine.experiment.gathered_weights == "micro-batch":
+        gathered = trace.parameters
+    states = engine.states.plus(buffers=gathered_bytes * gathered)
     # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take
     # less.
     reduced = (4 - gathered_bytes) * trace.of_block

@@ -118,7 +118,7 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     target.predictable(asked[:1])
     is_cpu = target.device == "cpu"
     search = _search(asked, target, budget, beside=[] if is_cpu else _lightest(training))
-    result = search.best()
+    result = search.refined(search.best(), training.pinned)
     offloaded = [] if result.chosen else built_in.candidates(training, offloaded=True)
     if offloaded:
         with_offload = _search(offloaded, target, budget)

@@ -6,8 +6,9 @@ likely to fit, by formulas for what blocks keep, are traced first, and tracing e
 candidate can be in the answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,14 +18,21 @@ from dsnb.prediction import host_memory
 from dsnb.prediction.candidates import simplicity
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
 from dsnb.prediction.predict import tabulated
-from dsnb.prediction.step_time import count_step
+from dsnb.prediction.step_time import StepCounts, count_step, step_times
 from dsnb.prediction.target import Target
 from dsnb.prediction.traces import MemoryTrace, attempts
+from dsnb.prediction.variants import variants
 from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
+ROUNDS = 2
+"""How often variants of the fastest candidates are tried: the second time of those of the first."""
+FASTEST = 5
+"""Candidates whose variants are tried, besides the fastest of each way to share the work."""
+NEAR = 1.25
+"""Time of a candidate whose variants are tried, at most, in times of the fastest one."""
 OF_MEMORY = (
     "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
     "peak_reserved_error_pct", "moment", "mfu",
@@ -66,35 +74,53 @@ class Search:
         beside: Sequence[Experiment] = (),
     ) -> None:
         """`measured` figures replace predicted ones; `beside` is traced together with the first candidates."""
-        on_gpu = [one.model_copy(update={"device": "cuda"}) for one in asked]
-        self.asked = {one.name_with_model: one for one in on_gpu}
+        self.asked: dict[str, Experiment] = {}
         self.target = target
         self.question = question
         self._measured = measured
         self._beside = list(beside)
         self._failed: dict[str, SettingsError] = {}
-        on = target.hardware
-        self._settings = [count_step(one, on.gpu, on.link) for one in on_gpu]
-        names = list(self.asked)
-        self.sharing = {}
+        self._settings: list[StepCounts] = []
+        self.sharing: dict[str, str] = {}
         """The settings of each candidate that say how ranks share the work, as a text."""
-        for name, one in self.asked.items():
-            self.sharing[name] = str([getattr(one, field) for field in KINDS[0]])
-        rooms = [room_gib(one, on.gpu.memory_gib) for one in on_gpu]
-        self.room_gib = pd.Series(rooms, names, dtype=float)
-        self.least_gib = pd.Series([need_gib(one) for one in on_gpu], names, dtype=float)
+        empty = pd.Series(dtype=float)
+        self.room_gib = empty
+        self.least_gib = empty
         """Lower bound of what each candidate needs."""
+        self._can_fit = empty.astype(bool)
+        """Whether a candidate may fit, by what is known without a trace."""
+        self._likely_gib = empty
+        self.add(asked)
+
+    def add(self, asked: Sequence[Experiment]) -> None:
+        """Predict further candidates of the task."""
+        on = self.target.hardware
+        added = {}
+        for one in asked:
+            on_gpu = one.model_copy(update={"device": "cuda"})
+            added[on_gpu.name_with_model] = on_gpu
+        names = list(added)
+        ones = list(added.values())
+        self.asked |= added
+        self._settings += [count_step(one, on.gpu, on.link) for one in ones]
+        for name, one in added.items():
+            self.sharing[name] = str([getattr(one, field) for field in KINDS[0]])
+        rooms = [room_gib(one, on.gpu.memory_gib) for one in ones]
+        room = pd.Series(rooms, names, dtype=float)
+        least = pd.Series([need_gib(one) for one in ones], names, dtype=float)
         fits_host = []
-        for one in on_gpu:
+        for one in ones:
             need = host_memory.of_node(one, on.link)
             fits_host.append(host_memory.fits(one, need, on.host_gib) is not False)
-        self._can_fit = (self.least_gib <= self.room_gib) & np.array(fits_host)
-        """Whether a candidate may fit, by what is known without a trace."""
-        is_needed = self._can_fit | ~self._can_fit.any()  # others cannot fit in any case
+        can_fit = (least <= room) & np.array(fits_host)
+        is_needed = can_fit | ~can_fit.any()  # others cannot fit in any case
         likely = []
-        for one, needed in zip(on_gpu, is_needed, strict=True):
+        for one, needed in zip(ones, is_needed, strict=True):
             likely.append(need_gib(one, likely=True) if needed else np.inf)
-        self._likely_gib = pd.Series(likely, names, dtype=float)
+        self.room_gib = _joined(self.room_gib, room)
+        self.least_gib = _joined(self.least_gib, least)
+        self._can_fit = _joined(self._can_fit, can_fit)
+        self._likely_gib = _joined(self._likely_gib, pd.Series(likely, names, dtype=float))
         self._tabulate()
 
     def _tabulate(self) -> None:
@@ -145,6 +171,41 @@ class Search:
             if not untraced:
                 return result
             self.trace(untraced)
+
+    def refined(self, result: SearchResult, fixed: Collection[str] = ()) -> SearchResult:
+        """Return the best candidate, with variants of the fastest ones that are predicted to be faster.
+
+        `fixed` are names of settings that stay as they are.
+        """
+        for _ in range(ROUNDS):
+            faster = self._faster(result, fixed)
+            if not faster:
+                break
+            self.add(faster)
+            result = self.best()
+        return result
+
+    def _faster(self, result: SearchResult, fixed: Collection[str]) -> list[Experiment]:
+        """Return variants that are predicted to be faster than all options by more than `RELEVANCE`."""
+        options = result.options
+        is_by_time = self.question.objective != "memory" and self.target.device != "cpu"
+        if options.empty or not is_by_time:
+            return []
+        column = options[self.question.column]
+        near = options[column <= NEAR * column.iloc[0]]
+        of_each_sharing = near.groupby(self.sharing, sort=False).head(1)
+        found = {}
+        for name in dict.fromkeys([*of_each_sharing.index, *near.index[:FASTEST]]):
+            for one in variants(self.asked[name], fixed):
+                found[one.name_with_model] = one
+        new = [one for name, one in found.items() if name not in self.asked]
+        if not new:
+            return []
+        on = self.target.hardware
+        counts = [count_step(one, on.gpu, on.link) for one in new]
+        times_s = np.asarray(step_times(counts, on.constants).step_time_s)
+        limit_s = options["step_time_s"].iloc[0] / (1 + RELEVANCE)
+        return [one for one, time_s in zip(new, times_s, strict=True) if time_s < limit_s]
 
     def _choose(self) -> tuple[SearchResult, list[str]]:
         """Return the best by what is known and likely so far, and the candidates that it depends on."""
@@ -197,3 +258,8 @@ class Search:
             chosen += differing[:1]
         alternatives = list(dict.fromkeys([*chosen, *others]))[:ALTERNATIVES]
         return sorted(alternatives, key=options.index)
+
+
+def _joined(before: "pd.Series[Any]", added: "pd.Series[Any]") -> "pd.Series[Any]":
+    """Return two columns as one; pandas warns of empty ones."""
+    return pd.concat([before, added]) if len(before) else added

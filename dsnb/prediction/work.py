@@ -337,7 +337,8 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
         recomputed_kernels = LAUNCHES.recomputed_kernel * forward.kernels
         of_block += again * (LAUNCHES.recomputed_block + recomputed_kernels)
     launches = step.layers * of_block + WORK.outside_kernels
-    if is_compiled and strategy.splits_graphs and experiment.gpus > 1:
+    is_split = is_compiled and strategy.splits_graphs and not experiment.compiles_blocks
+    if is_split and experiment.gpus > 1:
         buckets = step.trained / strategy.bucket_elements(experiment)
         launches += LAUNCHES.split * buckets
     return float(launches)

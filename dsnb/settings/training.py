@@ -224,6 +224,9 @@ class Training(BaseModel):
     reduce_gradients: Literal["micro-batch", "step"] = "micro-batch"
     """How often FSDP reduces gradients if it accumulates them: in every micro-batch, so that each rank keeps its share,
     or once a `step`, which sends less and keeps whole fp32 gradients on every rank meanwhile."""
+    gathered_weights: Literal["pass", "micro-batch"] = "pass"
+    """How long FSDP keeps a block's gathered weights: for one pass, or from the forward to the backward pass of a
+    `micro-batch`, which gathers them half as often and holds those of all blocks on every rank meanwhile."""
     bucket_elements: Count = 0
     """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
     gradient_checks: OnOff = "on"

@@ -54,6 +54,8 @@ def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
         once, accumulated = (moments(**settings, grad_accum=count)["loss"] for count in (1, 2))
         assert once == 12 * P / ranks + gathered + 1000 * MIB
         assert accumulated == 16 * P / ranks + gathered + 1000 * MIB
+        kept = moments(**settings, gathered_weights="micro-batch")["loss"]
+        assert kept == (12 / ranks + 2) * P + 1000 * MIB  # whole weights in bf16
         whole = moments(**settings, grad_accum=2, reduce_gradients="step")["loss"]
         assert (
             whole == (12 / ranks + 4) * P + gathered + 1000 * MIB

@@ -408,7 +408,7 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
 
 def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkeypatch):
     counted = {**module.work(experiment()), "matmul_flops": 100.0, "fp32_flops": 67.0}
-    monkeypatch.setattr(module, "work", lambda _: counted)
+    monkeypatch.setattr(module, "work", lambda *_: counted)
     found = count_step(experiment(), gpus.find("H200"), link())
     assert found.matmul_flops == pytest.approx(100 + 989)
 

@@ -205,6 +205,8 @@ class FsdpTrainer(TorchTrainer):
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))
         }
+        if self.experiment.gathered_weights == "micro-batch":
+            options["reshard_after_forward"] = False
         if self.experiment.numbers.natively_half:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
             # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts

@@ -23,6 +23,7 @@ GROUPS = {
         "zeropp",
         "overlap_comm",
         "reduce_gradients",
+        "gathered_weights",
         "bucket_elements",
         "leaf_modules",
     ),

@@ -26,6 +26,7 @@ USED_BY = {
     "leaf_modules": ": they are ZeRO 3's; use strategy 'deepspeed'",
     "zeropp": ": it is DeepSpeed's; use strategy 'deepspeed'",
     "reduce_gradients": ", which decides this itself; use strategy 'fsdp'",
+    "gathered_weights": ", which decides this itself; use strategy 'fsdp'",
     "gradient_compression": ": it is DDP's; use strategy 'ddp'",
 }
 """Settings that only some strategies have, and the rest of the sentence that refuses them elsewhere."""

@@ -12,11 +12,11 @@ class Fsdp(Strategy):
     name = "fsdp"
     label = kind = "FSDP"
     simplicity = 3
-    settings = frozenset({"reduce_gradients"})
+    settings = frozenset({"reduce_gradients", "gathered_weights"})
     why_no_zero = "FSDP shards everything by itself"
     wraps_blocks = True
     gathers_per_micro_batch = 2
-    """Passes for which weights are gathered: once with `reshard_after_forward=False`."""
+    """Passes for which weights are gathered, unless they are kept."""
     trainer_class = "dsnb.measure.train.trainer:FsdpTrainer"
     memory_rule = "dsnb.prediction.memory:fsdp"
 
@@ -56,6 +56,8 @@ class Fsdp(Strategy):
     def traffic_of(self, s: Any, model: ModelSize, part: ModelSize, once: float) -> Traffic:
         """Return gathers for the passes of each micro-batch, and the reductions."""
         gathers = self.gathers_per_micro_batch * s.grad_accum
+        if s.gathered_weights == "micro-batch":
+            gathers = s.grad_accum
         reductions = self.reductions(s)
         return Traffic(
             all_gather=gathers * part.parameters * self.gathered_bytes(s) * once,

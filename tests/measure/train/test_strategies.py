@@ -123,6 +123,7 @@ def expected(small):
         ("falcon-tiny", {"zero_stage": 0, "pad_vocab": 96, **ACCUMULATED, **CLIP}),
         ("phi3-tiny", {"zero_stage": 1, "pad_vocab": 96, **CHECKPOINTED}),
         ("moe-tiny", {"zero_stage": 3, "deepspeed": GATHERED, **ACCUMULATED}),
+        ("llama-tiny", {**FSDP, "gathered_weights": "micro-batch", **ACCUMULATED}),
         ("qwen3-moe-tiny", {"zero_stage": 1, "loss": "chunked", **ACCUMULATED}),
     ],
     ids=str,

@@ -135,6 +135,9 @@ def test_fsdp_shards_each_block_by_itself_and_adds_gradients_in_fp32(small, one_
     assert kinds.count("FSDPGPT2Block") == 4
     assert kinds[0] == "FSDPCausalLoss"
     assert "mp_policy" not in sharded.sharding()
+    assert "reshard_after_forward" not in sharded.sharding()
+    sharded.experiment = small(strategy="fsdp", gathered_weights="micro-batch")
+    assert sharded.sharding()["reshard_after_forward"] is False
     sharded.experiment = small(strategy="fsdp", precision="bf16")
     policy = sharded.sharding()["mp_policy"]
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)

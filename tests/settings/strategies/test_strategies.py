@@ -64,6 +64,8 @@ def test_fsdp_gathers_weights_for_two_passes_and_scatters_gradients():
     assert sent(strategy="fsdp", gpus=2) == {**of_step, "data_messages": 6, **overlaps}
     again = sent(strategy="fsdp", gpus=2, grad_accum=3)
     assert (again["all_gather"], again["reduce_scatter"]) == (3 * 2000, 3 * 2000)
+    kept = sent(strategy="fsdp", gpus=2, grad_accum=3, gathered_weights="micro-batch")
+    assert (kept["all_gather"], kept["data_messages"]) == (3 * 1000, 3 * 2 * 2)
     assert (
         sent(strategy="fsdp", gpus=2, grad_accum=3, reduce_gradients="step")["reduce_scatter"]
         == 2000
