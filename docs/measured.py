@@ -18,6 +18,7 @@ from benchmarks import (
     ratio_errors,
     regret,
     todays_models,
+    trainers,
 )
 from docs import pictures
 from docs.code_blocks import ROOT
@@ -384,6 +385,8 @@ TABLES: dict[str, Rows] = {
     "anchors": lambda: [*edges.ANCHORS_HEADER, *edges.anchors(all_edges())],
     "todays-models": lambda: [*todays_models.HEADER, *todays_models.rows()],
     "kinds": lambda: [*families.HEADER, *families.rows()],
+    "trainers": lambda: trainers.speed_table(trainers.read(trainers.RESULTS)),
+    "trainers-losses": lambda: trainers.loss_table(trainers.read(trainers.RESULTS)),
     "data-sets": dataset.counts,
     "probes": prediction_errors.by_probe,
     "yardstick": yardstick_table,

@@ -5,9 +5,7 @@ and after the blocks, and which arguments it passes to each block beside the hid
 ALiBi, positions). A stage calls its blocks with the same arguments, so all batches must have one
 shape and no padding, as dsnb's have.
 
-Tensor parallelism is DeepSpeed's AutoTP, with the rules of `dsnb.measure.launcher.folder` for which
-linear layers are split by rows and which by columns. AutoTP divides head counts itself, but does
-not handle transformers' Conv1D, nor values that GPT-2 and BLOOM derive from these counts.
+Tensor parallelism is DeepSpeed's AutoTP; `dsnb.models.layout` says how it splits a block.
 """
 
 from collections.abc import Iterator
@@ -72,6 +70,8 @@ class ForwardPath:
     after: list[nn.Module] = field(default_factory=list)
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
     """Arguments of each block beside the hidden state: positional, by keyword."""
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    """A hidden state without values, shape (batch, length, width)."""
 
 
 def forward_path(model: Any, batch: int, length: int, device: torch.device) -> ForwardPath:
@@ -87,6 +87,7 @@ def forward_path(model: Any, batch: int, length: int, device: torch.device) -> F
     outside = [module for module in outside if has_own_parameters(module)]
 
     def forward(hidden: Tensor, *inputs: Any, **named: Any) -> Any:
+        path.hidden = hidden
         path.arguments.append((inputs, named))
         if model.config.model_type == "bloom":
             return (hidden,)
@@ -141,10 +142,15 @@ class Block(nn.Module):
         self.block = block
         self.arguments = arguments
 
+    def called_with(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return all arguments of the block for a hidden state, shape (batch, length, width)."""
+        inputs, named = self.arguments
+        return (hidden, *inputs), named
+
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the next hidden state, shape (batch, length, width)."""
-        inputs, named = self.arguments
-        output = self.block(hidden, *inputs, **named)
+        inputs, named = self.called_with(hidden)
+        output = self.block(*inputs, **named)
         if isinstance(output, tuple):
             return output[0]
         return output
@@ -169,37 +175,34 @@ def stage_modules(model: Any, path: ForwardPath, stage: int, stages: int) -> Ite
 
 
 def check_split(experiment: Experiment, config: Any) -> None:
-    """Raise ValueError if a model cannot be split as tensor and pipeline parallelism do it."""
-    for setting, parts in (
-        ("tensor_parallel", "num_attention_heads"),
-        ("pipeline_parallel", "num_hidden_layers"),
-    ):
+    """Raise ValueError if a model's sizes or family do not allow tensor or pipeline parallelism."""
+    fields = config.to_dict()
+    sizes = {
+        "heads": config.num_attention_heads,
+        "layers": config.num_hidden_layers,
+        **model_shapes.shared_sizes(fields),
+    }
+    for setting in model_shapes.DIVIDED:
         ranks = getattr(experiment, setting)
-        if ranks == 1:
-            continue
-        if config.model_type not in model_shapes.SPLIT:
-            raise ValueError(model_shapes.not_split(setting, ranks, config.model_type))
-        number = getattr(config, parts)
-        if number % ranks:
-            what = parts.rpartition("_")[2]
-            raise ValueError(f"{setting} is {ranks}: it must divide the model's {number} {what}")
+        for size in model_shapes.undivided(setting, ranks, sizes):
+            raise ValueError(f"{setting} is {ranks}: it must divide the model's {size}")
+    experts = sizes.get("experts", 0)
+    ranks = experiment.tensor_parallel
+    if ranks > 1 and experts > 1:
+        reason = model_shapes.has_experts(experiment.model, experts)
+        raise ValueError(model_shapes.not_split(ranks, reason))
+    stages = experiment.pipeline_parallel
+    if stages > 1 and config.model_type not in model_shapes.STAGED:
+        raise ValueError(model_shapes.not_staged(stages, config.model_type))
 
 
 def prepare(experiment: Experiment, model: Any) -> None:
-    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if it cannot be split."""
-    ranks = experiment.tensor_parallel
-    config = model.config
-    check_split(experiment, config)
+    """Prepare a model, or a pipeline stage's part of it, for AutoTP; raise ValueError if its sizes do not allow it."""
+    check_split(experiment, model.config)
     use_linear_layers(model)
     # Mark the model as done: AutoTP would also divide the model's head count, from which ALiBi's
     # slopes are made.
     model.base_model.replaced = True
-    rank = torch.distributed.get_rank() % ranks
-    for block in blocks(model):
-        if config.model_type == "gpt2":
-            block.attn.split_size //= ranks
-        elif config.model_type == "bloom":
-            _slice_alibi(block.self_attention, config.num_attention_heads, rank, ranks)
 
 
 def use_linear_layers(model: nn.Module) -> None:
@@ -215,16 +218,3 @@ def use_linear_layers(model: nn.Module) -> None:
                 linear.weight = nn.Parameter(child.weight.data.t().contiguous())
                 linear.bias = child.bias
                 setattr(parent, name, linear)
-
-
-def _slice_alibi(attention: nn.Module, heads: int, rank: int, ranks: int) -> None:
-    """Pass an attention layer the ALiBi slopes of this rank's heads only, out of (batch x heads, 1, length)."""
-
-    def slice_(
-        _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        of_heads = named["alibi"].unflatten(0, (-1, heads))
-        alibi = of_heads.chunk(ranks, dim=1)[rank].flatten(0, 1)
-        return inputs, {**named, "alibi": alibi}
-
-    attention.register_forward_pre_hook(slice_, with_kwargs=True)

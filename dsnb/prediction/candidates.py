@@ -14,7 +14,7 @@ from typing import Any
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import planning
 from dsnb.base.formulas.memory import HALF
-from dsnb.base.formulas.model_shapes import SPLIT, facts
+from dsnb.base.formulas.model_shapes import facts, undivided
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.strategies import STRATEGIES, strategy
@@ -182,12 +182,12 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
         if each.min_ranks <= training.gpus <= each.max_ranks:
             yield from each.candidates()
     known = facts(training.model)
-    if known.get("family") not in {None, *SPLIT}:
+    if known.get("experts", 0) > 1:
         return  # otherwise the rules would refuse a split that was not requested
-    heads = known.get("heads") or 1
     for ranks in (2, 4, 8):
         is_inside = ranks <= min(training.gpus, NODE_GPUS)
-        if is_inside and training.gpus % ranks == 0 and heads % ranks == 0:
+        is_divided = not undivided("tensor_parallel", ranks, known)
+        if is_inside and training.gpus % ranks == 0 and is_divided:
             yield {"zero_stage": 1, "tensor_parallel": ranks}
 
 

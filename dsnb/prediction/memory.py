@@ -12,7 +12,7 @@ import numpy as np
 
 from dsnb.base.formulas import memory as formulas
 from dsnb.base.formulas.memory import MOMENTS, MemoryParts
-from dsnb.base.formulas.model_shapes import SPLIT, facts
+from dsnb.base.formulas.model_shapes import COUNTED_BY_HAND, facts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
@@ -117,8 +117,8 @@ def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
 
 
 def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
-    """Return the trace of one tensor-parallel rank; ranks share part of a block's activations (Korthikanti et al.)."""
-    if experiment.tensor_parallel == 1:
+    """Return the trace of one tensor-parallel rank; by formula ranks share part of a block (Korthikanti et al.)."""
+    if experiment.tensor_parallel == 1 or trace.of_rank:
         return trace
     tokens = experiment.micro_batch_tokens
     replicated = trace.layers * formulas.block_activations(
@@ -152,6 +152,8 @@ class Engine:
         # on the outer stages.
         root_share = trace.of_root / trace.parameters
         of_rank = root_share + (1 - root_share) / experiment.model_parallel
+        if trace.of_rank and experiment.pipeline_parallel == 1:
+            of_rank = trace.of_rank / trace.parameters
         self.experiment = experiment
         self.trace = trace
         self.numbers = experiment.numbers
@@ -208,7 +210,7 @@ def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     if experiment.optimizer != "adafactor":
         return MOMENTS * trace.trainable
     known = facts(experiment.model)
-    if known.get("family") in SPLIT or not trace.factored:
+    if known.get("family") in COUNTED_BY_HAND or not trace.factored:
         positions = known.get("positions")
         return formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
     return 4 * trace.factored  # rows and columns

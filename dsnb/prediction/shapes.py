@@ -2,8 +2,8 @@
 
 Models are counted operator by operator (`dsnb.models.observe.work`): presets once, in
 `preset_counts.json`, which `python -m benchmarks.preset_counts` makes; others when they are first
-asked for. GPT-2, OPT and BLOOM, which tensor parallelism can split, are counted by hand, in
-`families.toml`, with the part that it splits.
+asked for, with the part that tensor-parallel ranks share. GPT-2, OPT and BLOOM are counted by hand,
+in `families.toml`.
 
 A model that transformers builds but that cannot be counted, because its blocks differ, say, is
 added by a package with an entry point: the type of the model, and a function of its configuration.
@@ -42,7 +42,14 @@ from typing import Any, NamedTuple
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.memory import lora_parameters
-from dsnb.base.formulas.model_shapes import PRESETS, SPLIT, Shape, facts, local_config, local_fields
+from dsnb.base.formulas.model_shapes import (
+    COUNTED_BY_HAND,
+    PRESETS,
+    Shape,
+    facts,
+    local_config,
+    local_fields,
+)
 from dsnb.prediction import traces, tuned
 from dsnb.settings.experiment import Experiment
 
@@ -90,8 +97,6 @@ class Counts:
     """Of each block: heads x head size, window, heads."""
     projections: float = 0.0
     """Weights outside blocks that a token is multiplied with, without the output layer's."""
-    divided: float = 0.0
-    """The part of `numbers` that tensor parallelism divides."""
     grouped: float = 0.0
     """The experts' part of `weights`."""
     experts: float = 0.0
@@ -105,6 +110,17 @@ class Counts:
     """By numbers (`half`, `autocast`, `full`) and by kind (`eager`, `compiled`): bytes of a token without products and
     attention, forward and backward, and kernels, forward and backward. Empty where `families.toml`
     has the family."""
+    inside: Mapping[str, Any] = field(default_factory=dict)
+    """Of `traffic`, the bytes forward and backward that tensor-parallel ranks share."""
+
+    @property
+    def divided(self) -> float:
+        """The part of `numbers` that tensor parallelism divides.
+
+        It is one side of each linear layer; the other one, the hidden state, is whole on every
+        rank.
+        """
+        return self.numbers - self.linear * self.hidden
 
     def passes(self, experiment: Experiment, kind: str) -> tuple[Pass, Pass]:
         """Return the forward and the backward pass of a block, with attention's kernels but without its bytes.
@@ -117,7 +133,11 @@ class Counts:
             kind = "compiled"
         numbers = experiment.numbers
         formats = "full" if numbers.computed_bytes == 4 else "half"
-        traced = self.traffic["autocast" if numbers.casts_weights else formats][kind]
+        if numbers.casts_weights:
+            formats = "autocast"
+        traced = self.traffic[formats][kind]
+        inside = self.inside.get(formats, {}).get(kind, (0, 0))
+        others = 1 - 1 / experiment.tensor_parallel
         uncast = self.traffic["full"][kind]
         by_hand = TRACED[kind]
         passes = []
@@ -126,7 +146,7 @@ class Counts:
             casts = 0.0
             if numbers.casts_weights:
                 casts = max(0.0, kernels - uncast[direction + 2])
-            moved = by_hand[direction] * traced[direction]
+            moved = by_hand[direction] * (traced[direction] - others * inside[direction])
             passes.append(Pass(moved, by_hand[direction + 2] * (kernels - casts), casts))
         forward, backward = passes
         return forward, backward
@@ -189,7 +209,7 @@ def _shape_of_file(model: str, config: Mapping[str, Any]) -> Shape | None:
     hidden = config.get("n_embd") or config.get("hidden_size")
     inner = config.get("ffn_dim", 3072) if family == "opt" else config.get("n_inner")
     is_usual = inner is None or not isinstance(hidden, int) or inner == 4 * hidden
-    if family not in SPLIT or not is_usual or config.get("tie_word_embeddings") is False:
+    if family not in COUNTED_BY_HAND or not is_usual or config.get("tie_word_embeddings") is False:
         return None
     sizes = {**facts(model), "hidden": hidden, "vocab": config.get("vocab_size")}
     needed = ["layers", "hidden", "heads", "vocab"]
@@ -225,7 +245,6 @@ def _of_shape(model: Shape) -> Counts:
         weights=12 * h * h,
         held=12 * h * h,
         numbers=family["numbers"] * h,
-        divided=12 * h,
         linear=family["linear"],
         adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
         tensors=family["tensors"],

@@ -71,6 +71,9 @@ class MemoryTrace:
     hidden: int
     vocab: int  # the rows of the output layer
     factored: float = 0.0  # rows and columns of all trained matrices, and elements of what is none
+    of_rank: float = (
+        0.0  # of a tensor-parallel rank, whose bytes these are; 0 for those of a whole model
+    )
 
     @classmethod
     def of(cls, record: Mapping[str, Any], micro_batch: int) -> "MemoryTrace":
@@ -91,6 +94,7 @@ class MemoryTrace:
             float(constant + micro_batch * per_sequence),
             (loss, *later),
             **{name: record[name] for name in ELEMENTS},
+            of_rank=record.get("of_rank", 0.0),
         )
 
 
@@ -147,8 +151,10 @@ def counts(model: str) -> dict[str, Any]:
     if missing:
         for problem in _make("counts", missing).values():
             raise problem
-    traffic = {mode: _records[key]["traffic"] for mode, key in keys.items()}
-    return _records[keys["half"]] | {"traffic": traffic}
+    of_modes = {}
+    for name in ("traffic", "inside"):
+        of_modes[name] = {mode: _records[key][name] for mode, key in keys.items()}
+    return _records[keys["half"]] | of_modes
 
 
 def start(model: str) -> None:
@@ -195,9 +201,9 @@ Settings = tuple[tuple[str, Any], ...]
 
 
 def _canonical(experiment: Experiment) -> Settings:
-    """Return the settings that a trace depends on, equal for strategies that compute alike; no rank has a part."""
+    """Return the settings that a trace depends on, equal for strategies that compute alike, and for pipelines."""
     values = {name: getattr(experiment, name) for name in TRACED}
-    values |= {"tensor_parallel": 1, "pipeline_parallel": 1}
+    values |= {"pipeline_parallel": 1}
     if not experiment.numbers.natively_half:
         values |= {"strategy": "plain", "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
@@ -276,7 +282,7 @@ def _graphs(experiment: Experiment) -> tuple[Any, ...]:
     """Return what decides a model's compiled graphs; nothing if it is not compiled."""
     if experiment.compile == "off":
         return ()
-    names = ["model", "precision", "lora_rank", "compile_unit", "seq_len"]
+    names = ["model", "precision", "lora_rank", "compile_unit", "seq_len", "tensor_parallel"]
     if experiment.compile_unit == "model":
         names += ["strategy", "loss"]
     return tuple(getattr(experiment, name) for name in names)

@@ -161,13 +161,16 @@ def _sizes(s: "Experiment") -> Iterator[str]:
     blocks = facts.get("layers") or s.checkpoint_every
     if s.checkpoint_every > blocks:
         yield f"checkpoint_every is {s.checkpoint_every}: {s.model} has {blocks} blocks; use at most {blocks}"
-    for name, fact in (("tensor_parallel", "heads"), ("pipeline_parallel", "layers")):
-        number = facts.get(fact, 0)
-        if number % getattr(s, name):
-            yield f"{name} is {getattr(s, name)}: {s.model} has {number} {fact}, which it must divide"
-    shared = next((name for name in rules.SHARED if getattr(s, name) > 1), None)
-    if shared and facts.get("family") and facts["family"] not in model_shapes.SPLIT:
-        yield model_shapes.not_split(shared, getattr(s, shared), facts["family"])
+    for name in rules.SHARED:
+        ranks = getattr(s, name)
+        for size in model_shapes.undivided(name, ranks, facts):
+            yield f"{name} is {ranks}: {s.model} has {size}, which it must divide"
+    experts = facts.get("experts", 0)
+    if s.tensor_parallel > 1 and experts > 1:
+        yield model_shapes.not_split(s.tensor_parallel, model_shapes.has_experts(s.model, experts))
+    family = facts.get("family")
+    if s.pipeline_parallel > 1 and family and family not in model_shapes.STAGED:
+        yield model_shapes.not_staged(s.pipeline_parallel, family)
 
 
 def _text(s: "Experiment") -> Iterator[str]:

@@ -186,6 +186,12 @@ def test_chunks_are_as_equal_as_can_be():
          r"^tensor_parallel is 3: it must divide the model's 4 heads$"),
         ({"model": "gpt2-tiny", "pipeline_parallel": 3, "gpus": 3},
          r"^pipeline_parallel is 3: it must divide the model's 4 layers$"),
+        ({"model": "llama-tiny", "tensor_parallel": 4, "gpus": 4},
+         r"^tensor_parallel is 4: it must divide the model's 2 key-value heads$"),
+        ({"model": "falcon-tiny", "tensor_parallel": 2, "gpus": 2},
+         r"^tensor_parallel is 2: it must divide the model's 1 key-value heads$"),
+        ({"model": "moe-tiny", "tensor_parallel": 2, "gpus": 2},
+         r"^tensor_parallel is 2: moe-tiny has 4 experts, whose weights AutoTP does not split; set it to 1$"),
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_do_is_refused(small, settings, message):

@@ -106,10 +106,19 @@ def test_compiled_ddp_has_messages_of_100_million_gradients_unless_a_size_is_ask
     assert {one.bucket_elements for one in found} == {50_000_000}
 
 
-def test_tensor_parallel_ranks_share_heads_equally():
-    """GPT-2 has 12 heads: eight ranks cannot share them."""
-    found = candidates(Training("gpt2", 8, 1024, 512))
-    assert {one.tensor_parallel for one in found} == {1, 2, 4}
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("gpt2", {1, 2, 4}),  # 12 heads
+        ("llama-3.1-8b", {1, 2, 4, 8}),  # 8 key-value heads
+        ("qwen2.5-0.5b", {1, 2}),  # 14 heads, 2 key-value heads
+        ("falcon-7b", {1}),  # 1 key-value head
+        ("mixtral-8x7b", {1}),  # experts
+    ],
+)
+def test_tensor_parallel_ranks_share_heads_equally(model, sizes):
+    found = candidates(Training(model, 8, 1024, 512))
+    assert {one.tensor_parallel for one in found} == sizes
 
 
 def test_sequences_are_as_long_as_the_model_allows_and_at_most_4096():

@@ -349,8 +349,8 @@ def test_a_forecast_and_a_measured_plan_assume_what_is_usual_for_the_task():
         ("llama-2-7b", {"gpus": 16}, "gpus is 16, on 2 nodes: say how these are connected, such as ib:400"),
         ("llama-2-7b", {"gpus": 8, "settings": {"nodes": 2}}, "gpus is 8, on 2 nodes: say how these are connected"),
         (
-            "llama-2-7b", {"gpus": 8, "settings": {"tensor_parallel": 2}},
-            "tensor_parallel is 2: it is tested for gpt2, opt and bloom only, not for llama; set it to 1",
+            "mixtral-8x7b", {"gpus": 8, "settings": {"tensor_parallel": 2}},
+            "tensor_parallel is 2: mixtral-8x7b has 8 experts, whose weights AutoTP does not split; set it to 1",
         ),
         ("llama-2-7b", {"settings": {"precision": "int8"}}, "precision is 'int8': allowed are"),
         ([given(model="llama-2-7b"), given(model="llama-2-13b", gpus=16)], None, "gpus is 16, on 2 nodes"),

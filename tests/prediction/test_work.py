@@ -412,3 +412,22 @@ def test_the_output_layer_of_opt_350m_is_as_narrow_as_its_embedding():
 def test_every_second_of_26_blocks_of_gemma_2_has_a_window():
     windows = [window for _, window, _ in shape("gemma-2-2b").attention]
     assert windows == [4096, None] * 13
+
+
+def test_tensor_parallel_ranks_share_what_is_between_split_layers_of_llama():
+    """Of each linear layer one side is divided; of other bytes, all but the norms and the residual stream."""
+    llama = shape("llama-2-7b")
+    hidden, inner = 4096, 11008
+    attention = 3 * hidden + hidden  # queries, keys and values, and the input of the next layer
+    assert llama.divided == attention + 3 * inner
+    settings = {"model": "llama-2-7b", "device": "cuda", "precision": "bf16", "gpus": 2}
+    whole, split = (
+        llama.passes(Experiment(**settings, tensor_parallel=ranks), "compiled") for ranks in (1, 2)
+    )
+    # In bf16: turned queries and keys are read and written, the MLP's three tensors are read and written.
+    between = 2 * (4 * hidden + 3 * inner)
+    for direction, least in ((0, between), (1, between)):
+        traced = llama.traffic["half"]["compiled"][direction]
+        shared = 1 - split[direction].bytes / whole[direction].bytes
+        assert least <= 2 * shared * traced < traced
+        assert split[direction].kernels == whole[direction].kernels

@@ -103,8 +103,12 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
     unknown = tmp_path / "unknown.txt"
     unknown.write_bytes(b"a" * 64 + b"~" * 64)  # 126, where the vocabulary ends at 99
     llama = write(**LLAMA)
+    norms = write(**{**LLAMA, "model_type": "cohere", "use_qk_norm": True, "pad_token_id": 0})
+    shared = {**TINY, "gpus": 2, "tensor_parallel": 2}
     asked = [
         Experiment(model=encoder, **TINY),
+        Experiment(model=norms, **shared),
+        Experiment(model=llama, **shared),
         Experiment(model=llama, **TINY),
         Experiment(model=llama, data=str(short), **TINY),
         Experiment(model=llama, data=str(unknown), **TINY),
@@ -112,6 +116,7 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
     assert built_models.problems(asked) == [
         f"model is {encoder!r}: transformers has no causal language model of type distilbert; give a causal language "
         "model, such as GPT-2, Llama or Mixtral",
+        "tensor_parallel is 2: self_attn.q_norm.weight is in no linear layer and belongs to all heads; set it to 1",
         f"data {str(short)!r} has 50 tokens: seq_len 64 needs more text",
         "tokenizer 'bytes' gives token 126: the model's vocabulary ends at 99",
     ]

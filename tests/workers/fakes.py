@@ -22,8 +22,9 @@ from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, logits, parts
+from dsnb.models import build, layout, logits, parts
 from dsnb.models.compile import compiled_graphs
+from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
@@ -216,7 +217,7 @@ def listener(run):
 
 def missplit(run):
     """Train a pipeline of another ZeRO stage whose stages were never split, and expect another data-parallel rank."""
-    engine.split_stage = lambda *_: None
+    engine.split_blocks = lambda *_: None
     engine.data_rank = lambda *_: 1
     change_config(zero_optimization={"stage": 1})
 
@@ -341,6 +342,45 @@ def trained_way(experiment, device):
         "saved_bytes": saved_bytes,
         "buffers": buffers,
     }
+
+
+def divided(run):
+    """Train each configuration in `$DSNB_TEST_MODELS` whole and split, by gradient descent in the same processes.
+
+    `divided.json` has the losses and the parameters of a rank, whole and split, or why a model is not split.
+    """
+    base = Experiment.read(run.experiment)
+    device, found = worker.set_up(base), {}
+    for path in sorted(Path(os.environ["DSNB_TEST_MODELS"]).glob("*.json")):
+        whole = base.model_copy(update={"model": str(path), "tensor_parallel": 1})
+        found[path.stem] = {"whole": descent(whole, device)}
+        try:
+            split = whole.model_copy(update={"tensor_parallel": 2})
+            found[path.stem]["split"] = descent(split, device)
+        except ValueError as error:
+            found[path.stem]["refused"] = str(error)
+    if worker.rank() == 0:
+        json_files.write_json(run.dir / "divided.json", found)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def descent(experiment, device):
+    model = build.build(experiment, {}, device)
+    if experiment.tensor_parallel > 1:
+        given = layout.block_arguments(model)
+        engine.split_blocks(experiment, model, parts.blocks(model), given)
+    with_loss = CausalLoss(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    ids = torch.randint(3, 100, (2, 32), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for _ in range(4):
+        loss = with_loss(ids)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {"losses": losses, "parameters": sum(each.numel() for each in model.parameters())}
 
 
 def uncompiled(run):

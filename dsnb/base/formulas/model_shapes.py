@@ -126,8 +126,17 @@ PRESETS = dict(_presets())
 PUBLISHED = {shape.hub_id: shape for shape in PRESETS.values() if shape.hub_id}
 """The shapes of presets by their hub ids."""
 
-SPLIT = ("gpt2", "opt", "bloom")
-"""The model families for which tensor and pipeline parallelism are tested against a single rank."""
+COUNTED_BY_HAND = ("gpt2", "opt", "bloom")
+"""The model families whose counts follow from their sizes."""
+STAGED = ("gpt2", "opt", "bloom")
+"""The model families for which pipelines are tested against a single rank."""
+DIVIDED = {
+    "tensor_parallel": {"heads": "heads", "key_value_heads": "key-value heads"},
+    "pipeline_parallel": {"layers": "layers"},
+}
+"""The sizes of a model that a setting must divide, and their words."""
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Fields of configurations with a number of experts."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -178,13 +187,44 @@ def facts(model: str) -> dict[str, Any]:
     config = preset.config() if preset else fields(model)
     if config is None:
         return {}
-    return {"family": config.get("model_type"), **_sizes(config)}
+    return {"family": config.get("model_type"), **_sizes(config), **shared_sizes(config)}
 
 
-def not_split(setting: str, value: int, family: str) -> str:
-    """Return the message for a parallelism setting that is not tested for a model family."""
-    tested = f"{', '.join(SPLIT[:-1])} and {SPLIT[-1]}"
-    return f"{setting} is {value}: it is tested for {tested} only, not for {family}; set it to 1"
+def shared_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return `key_value_heads` and `experts` of a configuration, as far as they are in it."""
+    numbers = {
+        "key_value_heads": config.get("num_key_value_heads") or config.get("num_kv_heads"),
+        "experts": next(filter(None, map(config.get, EXPERTS)), None),
+    }
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        numbers["key_value_heads"] = 1
+    return {name: value for name, value in numbers.items() if isinstance(value, int)}
+
+
+def undivided(setting: str, ranks: int, sizes: Mapping[str, Any]) -> list[str]:
+    """Return the sizes that a parallelism setting of so many ranks must divide but does not, in words."""
+    found = []
+    for name, words in DIVIDED[setting].items():
+        number = sizes.get(name) or 0
+        if number % ranks:
+            found.append(f"{number} {words}")
+    return found
+
+
+def not_staged(stages: int, family: str) -> str:
+    """Return the message for a pipeline of a model family for which it is not tested."""
+    tested = f"{', '.join(STAGED[:-1])} and {STAGED[-1]}"
+    return f"pipeline_parallel is {stages}: it is tested for {tested} only, not for {family}; set it to 1"
+
+
+def not_split(ranks: int, reason: str) -> str:
+    """Return the message for a model whose layers tensor-parallel ranks cannot share."""
+    return f"tensor_parallel is {ranks}: {reason}; set it to 1"
+
+
+def has_experts(model: str, experts: int) -> str:
+    """Return why a model with experts is not split."""
+    return f"{model} has {experts} experts, whose weights AutoTP does not split"
 
 
 @lru_cache

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -25,11 +24,6 @@ from dsnb.settings.training import ADAMW
 
 MIN_FREE_BYTES = 64 * 2**20
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-SPLIT_LAYERS = json.loads(Path(__file__).with_name("split_layers.json").read_text("utf-8"))
-"""How AutoTP splits the blocks of GPT-2 (with linear layers), OPT and BLOOM; other layers are replicated.
-
-GPT-2's query, key and value are three stacked matrices; BLOOM's are interleaved by head.
-"""
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:
@@ -143,11 +137,9 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},
     }
-    if experiment.tensor_parallel > 1:  # the worker splits the stages of a pipeline
-        config["tensor_parallel"] = {
-            "autotp_size": experiment.tensor_parallel if experiment.pipeline_parallel == 1 else 0,
-            "partition_config": {"use_default_specs": False, "layer_specs": SPLIT_LAYERS},
-        }
+    if experiment.tensor_parallel > 1:  # each rank finds out how the model's blocks are split
+        alone = experiment.pipeline_parallel == 1
+        config["tensor_parallel"] = {"autotp_size": experiment.tensor_parallel if alone else 0}
     numbers = experiment.numbers
     if numbers.autocast:
         config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[numbers.computed]}

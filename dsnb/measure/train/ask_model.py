@@ -19,7 +19,7 @@ MAX_TOKENIZED_BYTES = 4 * 2**20
 def problems(experiment: Experiment) -> list[str]:
     """Return what a run with these settings would refuse, in one sentence or none."""
     from dsnb.measure.train import data
-    from dsnb.models import build, loss, parts
+    from dsnb.models import build, layout, loss, parts
 
     try:
         config = build.model_config(experiment)
@@ -30,6 +30,8 @@ def problems(experiment: Experiment) -> list[str]:
         whole = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": "cpu"}
         built = build.build_on_meta(experiment.model_copy(update=whole))
         parts.blocks(built)
+        if experiment.tensor_parallel > 1:
+            layout.check(built, experiment.tensor_parallel)
         if experiment.matmul == "fp8":
             build.check_fp8(experiment, built)
         if experiment.loss == "chunked":

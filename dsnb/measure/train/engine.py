@@ -23,7 +23,7 @@ from deepspeed.utils import groups, set_z3_leaf_modules
 from dsnb.measure.train.ask_deepspeed import configured
 from dsnb.measure.train.data import data_rank
 from dsnb.measure.train.trainer import Trainer, communication, make_optimizer
-from dsnb.models import parts
+from dsnb.models import layout, parts, split
 from dsnb.models.build import DTYPES, build, build_stage
 from dsnb.models.compile import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.models.loss import CausalLoss, causal_loss
@@ -85,6 +85,10 @@ class DeepSpeedTrainer(EngineTrainer):
         model = build(experiment, ds_config, device)
         super().__init__(experiment, model)
         with_loss = CausalLoss(model, experiment.loss == "chunked")
+        if experiment.tensor_parallel > 1:
+            split_blocks(experiment, model, blocks(model), layout.block_arguments(model))
+            # Otherwise DeepSpeed would split it again.
+            vars(with_loss)["ds_autotp_parsed"] = True
         if experiment.zero_stage == 3 and experiment.gathers_blocks:
             set_z3_leaf_modules(with_loss, [type(blocks(with_loss)[0])])
         # If the engine compiles, its hooks, such as ZeRO 3's that gather weights, are part of the
@@ -151,8 +155,9 @@ class PipelineTrainer(EngineTrainer):
             _layers(model, path), topology=topology, partition_method="type:Block"
         )
         if experiment.tensor_parallel > 1:
-            rules = ds_config["tensor_parallel"]["partition_config"]
-            split_stage(experiment, pipeline, self.config, rules)
+            of_stage = [layer for layer in pipeline.modules() if isinstance(layer, parts.Block)]
+            given = [layer.called_with(path.hidden) for layer in of_stage]
+            split_blocks(experiment, pipeline, [layer.block for layer in of_stage], given)
         self.make_engine(pipeline, ds_config)
         self.engine.module.loss_fn = self._loss
         self.engine._INSTRUCTION_MAP = {
@@ -205,29 +210,36 @@ def _layers(model: Any, path: parts.ForwardPath) -> list[Any]:
     return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
 
 
-def split_stage(
-    experiment: Experiment, stage: torch.nn.Module, config: Any, rules: dict[str, Any]
+def split_blocks(
+    experiment: Experiment,
+    model: torch.nn.Module,
+    of_model: Sequence[torch.nn.Module],
+    given: Sequence[layout.Arguments],
 ) -> None:
-    """Split the prepared blocks of a pipeline stage in place: DeepSpeed does this itself only without a pipeline."""
+    """Split the blocks of a model, or of a pipeline's stage, in place."""
     groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
     set_autotp_mode(training=True)
-    partition = AutoTPConfig.from_dict({**rules, "tp_size": experiment.tensor_parallel})
-    auto = AutoTP(
-        module=stage,
-        all_reduce_linears=(),
-        prefix="",
-        state_dict=None,
-        linear_layer_setting=(torch.nn.Linear, torch.nn.Embedding),
-        orig_layer_impl=None,
-        partition_config=partition,
-        model_config=config,
-        training_mode=True,
-    )
-    auto.set_tensor_parallel_config(
-        experiment.tensor_parallel, groups.get_tensor_model_parallel_group()
-    )
-    auto.update_linear_policies()
-    auto._replace_module(stage)
+    group = groups.get_tensor_model_parallel_group()
+
+    def cut(rules: list[dict[str, Any]]) -> None:
+        described = {"use_default_specs": False, "layer_specs": rules}
+        auto = AutoTP(
+            module=model,
+            all_reduce_linears=(),
+            prefix="",
+            state_dict=None,
+            linear_layer_setting=(torch.nn.Linear, torch.nn.Embedding),
+            orig_layer_impl=None,
+            partition_config=AutoTPConfig.from_dict(
+                {**described, "tp_size": experiment.tensor_parallel}
+            ),
+            training_mode=True,
+        )
+        auto.set_tensor_parallel_config(experiment.tensor_parallel, group)
+        auto.update_linear_policies()
+        auto._replace_module(model)
+
+    split.split(of_model, given, group, cut)
 
 
 def order_gathers(engine: Any) -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from dsnb.models.attention import whole_sequences
 from dsnb.models.build import DTYPES, allocate, build_on_meta
 from dsnb.models.loss import CausalLoss
+from dsnb.models.split import keep_part
 from dsnb.settings.experiment import Experiment
 
 FULL_PRECISION = {
@@ -65,9 +66,11 @@ def per_sequence(number_of_bytes: int) -> float:
 
 
 def build(experiment: Experiment, layers: int = 0) -> tuple[CausalLoss, FakeTensorMode]:
-    """Build the model and its loss from fake tensors, with `layers` blocks (0: all); return their mode too."""
+    """Build a rank's model and its loss from fake tensors, with `layers` blocks (0: all); return their mode too."""
     dtype = DTYPES[experiment.numbers.forward]
     model = build_on_meta(experiment, layers, dtype)
+    if experiment.tensor_parallel > 1:
+        keep_part(model, experiment.tensor_parallel)
     if experiment.lora_rank and experiment.numbers.masters:
         model.to(dtype)  # peft makes adapters in fp32 on the meta device
     with_loss = CausalLoss(model, experiment.loss == "chunked")

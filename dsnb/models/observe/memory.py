@@ -48,7 +48,10 @@ outside of all blocks."""
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
-    """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`."""
+    """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`.
+
+    Of tensor-parallel ranks, the bytes are those of one; elements are those of the whole model.
+    """
     # The size of a chunk of the loss does not grow with the micro-batch as all else does.
     sequences = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_config(experiment)
@@ -56,12 +59,24 @@ def trace(experiment: Experiment) -> dict[str, Any]:
     with flash_attention(), as_on_gpu():
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
-            return sizes | _compiled(experiment, sizes, sequences)
-        every = 1
-        if experiment.activation_checkpointing:
-            every = experiment.checkpoint_every
-        every = math.lcm(every, period(config))
-        return sizes | eager(experiment, sizes["layers"], every, sequences)
+            record = sizes | _compiled(experiment, sizes, sequences)
+        else:
+            every = 1
+            if experiment.activation_checkpointing:
+                every = experiment.checkpoint_every
+            every = math.lcm(every, period(config))
+            record = sizes | eager(experiment, sizes["layers"], every, sequences)
+        if experiment.tensor_parallel == 1:
+            return record
+        whole = experiment.model_copy(update={"tensor_parallel": 1})
+        return record | _of_whole(record, model_sizes(whole, config.num_hidden_layers))
+
+
+def _of_whole(record: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """Return the elements of a whole model, and the moments of one rank at these elements."""
+    share = record["trainable"] / whole["trainable"]
+    moments = [(fixed, each, done / share) for fixed, each, done in record["moments"]]
+    return whole | {"moments": moments, "of_rank": record["parameters"]}
 
 
 def model_sizes(experiment: Experiment, layers: int) -> dict[str, Any]:

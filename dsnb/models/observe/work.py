@@ -73,9 +73,8 @@ def count(experiment: Experiment) -> dict[str, Any]:
     every = period(config)
     fewer = min(every, layers - 1)
     more = min(2 * every, layers)
-    small, large = (_follow(experiment, number) for number in (fewer, more))
-    # The difference is what blocks do.
-    eager, products, compiled = ((large.totals() - small.totals()) / (more - fewer)).tolist()
+    of_block, large = _of_block(experiment, fewer, more)
+    eager, products, compiled = of_block.tolist()
     per_block = len(large.attended) // more
     if not per_block or per_block * more != len(large.attended):
         raise ValueError("some of its blocks have no attention")
@@ -98,7 +97,30 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "logits_capped": bool(getattr(config, "final_logit_softcapping", None)),
         "maskless": not large.is_masked,
         "traffic": {"eager": _of_token(eager), "compiled": _of_token(compiled)},
+        "inside": _inside(experiment, of_block, fewer, more),
     }
+
+
+def _of_block(experiment: Experiment, fewer: int, more: int) -> tuple[NDArray[np.float64], "_Pass"]:
+    """Return the totals of a block, the difference of models of fewer and more, and the pass of the latter."""
+    small = _follow(experiment, fewer)
+    large = _follow(experiment, more)
+    return (large.totals() - small.totals()) / (more - fewer), large
+
+
+def _inside(
+    experiment: Experiment, whole: NDArray[np.float64], fewer: int, more: int
+) -> dict[str, list[float]]:
+    """Return the bytes of a token, forward and backward, that tensor-parallel ranks share: empty if they cannot.
+
+    Of two ranks each moves half of them.
+    """
+    try:
+        half, _ = _of_block(experiment.model_copy(update={"tensor_parallel": 2}), fewer, more)
+    except (ValueError, RuntimeError):
+        return {}
+    eager, _, compiled = (2 * (whole - half)).tolist()
+    return {"eager": _of_token(eager)[:2], "compiled": _of_token(compiled)[:2]}
 
 
 def _elements(parameters: Any) -> int:

@@ -12,6 +12,7 @@ import json
 import re
 import warnings
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def _vega() -> str:
     folder = user_cache.home()
     if folder is None:
         return _bundle()
-    file = folder / "scripts" / f"vega-by-vl-convert-{vl_convert.__version__}.js"
+    file = folder / "scripts" / f"vega-by-vl-convert-{version('vl-convert-python')}.js"
     kept = json_files.read_bytes(file)
     if kept:
         return kept.decode("utf-8", "replace")

@@ -66,9 +66,6 @@ CPU, NVME = {"device": "cpu", "pin_memory": False}, {"device": "nvme", "pin_memo
 def test_a_setting_is_a_key_of_deepspeeds(small, settings, changed):
     experiment = small(gpus=4).model_copy(update=settings)
     config = folder.deepspeed_config(experiment)
-    if "tensor_parallel" in config:
-        rules = config["tensor_parallel"].pop("partition_config")
-        assert rules == {"use_default_specs": False, "layer_specs": folder.SPLIT_LAYERS}
     assert config == {**BASE, **changed}
 
 

@@ -7,6 +7,7 @@ Each family and each strategy is in the list, but not each pair.
 """
 
 import json
+import re
 
 import pytest
 
@@ -46,6 +47,58 @@ SMALLEST = {
     },
 }
 """Models of one block."""
+_SPLIT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+DIVIDED = {
+    "gpt2": _GPT,  # queries, keys and values in one layer
+    "gptj": {**_GPT, "rotary_dim": 4},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "bloom": {"n_layer": 2, "n_head": 4},  # ALiBi
+    "gpt_neox": {},  # queries, keys and values of each head side by side
+    "llama": {},
+    "qwen2": {},  # biases
+    "qwen3": {},  # norms of each head
+    "olmo2": {},  # norms over all heads
+    "gemma3_text": {"sliding_window": 16},
+    "phi3": {},  # fewer keys and values beside queries
+    "glm": {},  # both halves of the MLP in one layer
+    "apertus": {},  # activations with parameters
+    "bitnet": {},  # norms behind the heads and inside the MLP
+    "nemotron": {},
+    "granite": {},
+}
+"""Models to split, by what is special about them."""
+UNDIVIDED = {
+    "mixtral": (
+        {"num_local_experts": 4},
+        r".*/mixtral\.json has 4 experts, whose weights AutoTP does not split",
+    ),
+    "cohere": (
+        {"use_qk_norm": True},
+        r"self_attn\.q_norm\.weight is in no linear layer and belongs to all heads",
+    ),
+    "stablelm": (  # a norm for each head
+        {"qk_layernorm": True},
+        r"the gradient of the self_attn\.q_layernorm\.norms\.0\.weight of a split block is \d+% off",
+    ),
+    "falcon": (
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": None},
+        r"a split block fails \(Output 0 of RowParallel is a view and is being modified inplace\)",
+    ),
+}
+"""Models that cannot be split, and the reason."""
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +163,8 @@ def expected(small):
         ),
         ("gpt2-tiny", {"gpus": 4, **TP, **PP, "zero_stage": 1, **TWICE, **CLIP}),
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
+        ("llama-tiny", {"gpus": 4, **TP, "zero_stage": 1, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
+        ("qwen3-tiny", {**TP, "zero_stage": 0, **TWICE, **CLIP}),
         (
             "llama-tiny",
             {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED},
@@ -135,6 +190,32 @@ def test_gradients_are_those_of_one_process(losses, expected, model, settings):
     assert losses(worker="sgd", model=model, **{"gpus": 2, **SIX, **settings}) == pytest.approx(
         curve, abs=PLAIN
     )
+
+
+def test_models_of_many_families_train_alike_whole_and_split(run_small, monkeypatch, tmp_path):
+    """On two ranks, in one launch; a rank's part of Llama is counted by hand."""
+    monkeypatch.setenv("DSNB_TEST_MODELS", str(tmp_path))
+    refused = {family: special for family, (special, _) in UNDIVIDED.items()}
+    for family, special in (DIVIDED | refused).items():
+        config = {"model_type": family, **_SPLIT, **special}
+        config = {name: value for name, value in config.items() if value is not None}
+        (tmp_path / f"{family}.json").write_text(json.dumps(config))
+    result, run = run_small("divided", model="llama-tiny", gpus=2, **TP)
+    assert result.status == "failed"  # without steps
+    found = json_files.read_json(run.dir / "divided.json")
+    for family in DIVIDED:
+        whole, split = (found[family].get(way) for way in ("whole", "split"))
+        assert split, found[family]
+        assert split["losses"] == pytest.approx(whole["losses"], abs=PLAIN), family
+        assert whole["losses"][-1] < whole["losses"][0] - 0.05, family
+        assert split["parameters"] < 0.8 * whole["parameters"], family
+    of_block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64  # queries and output, keys and values, MLP
+    outside = 2 * 128 * 32 + 5 * 32  # embeddings, and the norms
+    assert found["llama"]["whole"]["parameters"] == 2 * of_block + outside
+    assert found["llama"]["split"]["parameters"] == of_block + outside
+    for family, (_, reason) in UNDIVIDED.items():
+        words = f"tensor_parallel is 2: {reason}; set it to 1"
+        assert re.fullmatch(words, found[family]["refused"]), found[family]
 
 
 @pytest.mark.parametrize(("reduced", "times"), [("micro-batch", 2), ("step", 1)])
