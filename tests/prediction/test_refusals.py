@@ -202,7 +202,7 @@ def test_a_batch_that_cannot_be_shared(monkeypatch):
         "global_batch is 12: it cannot be shared equally among 8 GPUs; "
         "give a multiple of 8, such as 16"
     )
-    assert refusal(lambda: dsnb.recommend("phi-2", "H200", gpus=8, global_batch=12)) == words
+    assert refusal(lambda: dsnb.recommend("mixtral-8x7b", "H200", gpus=8, global_batch=12)) == words
     words = "no power of two of GPUs shares 1 sequence a step and fits: give another global_batch"
     monkeypatch.setattr(recommend, "smallest", lambda training, target: None)
     asked = {"global_batch": 1, "least_gpus": True}

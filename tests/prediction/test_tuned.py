@@ -17,7 +17,7 @@ FACTS = {
     "predicted.MAX_PREDICTED", "predicted.MAX_SETTINGS", "ratio_errors.MIN_PAIRS", "step_time.HOST_CASTS",
 }  # fmt: skip
 """Numbers that are no result of a measurement or fit: limits of effort and display, and what follows by arithmetic."""
-OF_OTHERS = {"advice", "candidates", "recommend", "search", "space", "traces"}
+OF_OTHERS = {"advice", "candidates", "recommend", "search", "space", "traces", "variants"}
 """Modules whose numbers are conventions and counts."""
 
 
