@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from benchmarks.families import STRATEGIES
+from benchmarks.families import GENERATED, STRATEGIES
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import over_ranks, worker
 from dsnb.measure.train.data import Batches, batches
 from dsnb.models import attention, build
 from dsnb.models.attention import KernelWatch, whole_sequences
+from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss, chunkable
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
@@ -27,7 +28,6 @@ EAGER: dict[str, Any] = {"compile": "off", "loss": "whole", "attention": "eager"
 
 def main(run_dir: str) -> int:
     """Train one rank and return its exit code."""
-    torch.compile = functools.partial(torch.compile, backend="aot_eager")
     torch._dynamo.config.automatic_dynamic_shapes = False
     return worker.run_rank(run_dir, try_all)
 
@@ -35,6 +35,8 @@ def main(run_dir: str) -> int:
 def try_all(run: RunPaths, experiment: Experiment, *_: Any) -> None:
     """Train with every strategy and write, on rank 0, what the model can do and how far losses differ."""
     device = worker.set_up(experiment)
+    if build.model_config(experiment).model_type not in GENERATED:
+        torch.compile = functools.partial(torch.compile, backend="aot_eager")
     with whole_sequences():
         plain = experiment.model_copy(update={**STRATEGIES["plain"], **EAGER})
         expected = losses_of(plain, device)
@@ -46,6 +48,8 @@ def try_all(run: RunPaths, experiment: Experiment, *_: Any) -> None:
             gc.collect()
             if worker.rank() == 0:
                 json_files.write_json(run.dir / "family.json", row)
+    if not compiled_graphs():
+        raise RuntimeError("nothing was compiled")
     torch.distributed.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ from benchmarks import (
     dataset,
     distance,
     edges,
+    families,
     headline,
     other_estimates,
     prediction_errors,
@@ -233,6 +234,7 @@ def published_benchmarks() -> Mapping[str, float]:
 BY_GPU, BY_HOST = "limited by the GPU", "limited by the CPU"
 SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     **{name: partial(of_setting, name) for name in SETTINGS},
+    "kinds": families.counts,
     "memory": partial(error, PEAK_ERRORS, "all"),
     "time_gpu": partial(error, TIME_ERRORS, BY_GPU),
     "time_cpu": partial(error, TIME_ERRORS, BY_HOST),
@@ -382,6 +384,7 @@ TABLES: dict[str, Rows] = {
     "edges": lambda: [*edges.HEADER, *edges.edges(all_edges())],
     "anchors": lambda: [*edges.ANCHORS_HEADER, *edges.anchors(all_edges())],
     "todays-models": lambda: [*todays_models.HEADER, *todays_models.rows()],
+    "kinds": lambda: [*families.HEADER, *families.rows()],
     "trainers": lambda: trainers.speed_table(trainers.read(trainers.RESULTS)),
     "trainers-losses": lambda: trainers.loss_table(trainers.read(trainers.RESULTS)),
     "data-sets": dataset.counts,

@@ -105,16 +105,16 @@ def _run(model: Any, layer: Any, states: Tensor, products: Tensor) -> tuple[Tens
         given.append(hidden.double())
         return products.clone()
 
+    def below(*_: Any, **__: Any) -> _Below:
+        return _Below(last_hidden_state=states)
+
     ids = torch.zeros(states.shape[:2], dtype=torch.long)
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(_replaced(layer, multiply))
         for module in below_output(model).modules():
-            if isinstance(
-                module, PreTrainedModel
-            ):  # OPT calls the decoder inside of its base model
-                stack.enter_context(
-                    _replaced(module, lambda *_, **__: _Below(last_hidden_state=states))
-                )
+            # OPT calls the decoder inside of its base model.
+            if isinstance(module, PreTrainedModel):
+                stack.enter_context(_replaced(module, below))
         logits = model(input_ids=ids, use_cache=False).logits.double()
     (only,) = given
     return only, logits

@@ -11,7 +11,7 @@ import pytest
 import dsnb
 from dsnb.base.files import plain_text
 from dsnb.cli import summary_table
-from dsnb.cli.printing import Format, print_summary, show, table_width
+from dsnb.cli.printing import Format, _print_table, print_summary, show, table_width
 from tests.results.statistics.test_comparisons import runs_of
 from tests.support import made_up
 from tests.support.formulas import CELLS, formulas
@@ -202,3 +202,12 @@ def test_names_are_left_aligned_and_figures_right_aligned(capsys):
         "\u6f22\u6f22         1",
         "bbb        200",
     ]
+
+
+def test_a_table_that_is_too_wide_loses_its_last_columns_but_keeps_two(capsys):
+    texts = pd.DataFrame([["1", "2", "3", "4"]], ["name"], ["a", "b", "c", "d"])
+    for width, columns in ((16, "abcd"), (15, "abc"), (10, "ab"), (5, "ab")):
+        _print_table(texts, width)
+        heading, row = capsys.readouterr().out.splitlines()
+        assert heading.split() == list(columns)
+        assert row.split()[0] == "name"

@@ -41,6 +41,7 @@ def on_meta(family, **settings):
 def test_a_factor_or_soft_cap_is_found(family, settings, made):
     model = on_meta(family, **settings)
     assert logits.logit_map(model) == pytest.approx(made, rel=1e-5)
+    assert logits.logit_map(model.bfloat16()) == pytest.approx(made, rel=1e-5)
     with torch.device("meta"):  # as while the model is built
         assert logits.logit_map(model) == pytest.approx(made, rel=1e-5)
 

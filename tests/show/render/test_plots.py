@@ -60,6 +60,8 @@ def test_each_parallelism_is_a_category_of_its_own_and_the_dots_of_many_runs_are
         if bar.get_width()
     }
     assert bars == dict(enumerate([35, 30, 25, 20, 10, 40]))  # ZeRO 3: the median of 5 and 15
+    ranges = [[float(end) for end in line.get_ydata()] for line in speed.get_lines()]
+    assert [5, 15] in ranges  # from the lowest to the highest of ZeRO 3
     assert step_time.patches[0].get_height() == 250
     assert "<image" not in picture.svg
     monkeypatch.setattr(plots, "MAX_SHAPES", 2)
