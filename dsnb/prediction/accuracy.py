@@ -270,8 +270,9 @@ def _unknown_family(family: str) -> str:
     """Return a sentence on a family without runs: how wrong predictions of other such families were."""
     _, by_gpu = kinds_of_family(family, by_cpu=False)
     _, by_cpu = kinds_of_family(family, by_cpu=True)
+    measured_on = " and ".join(sorted(LEFT_OUT_COVERAGE[GPU]))
     return (
-        f"no run used {FAMILY} {family}: step times of {LEFT_OUT} were "
+        f"no run used {FAMILY} {family}: step times of {LEFT_OUT} on {measured_on} were "
         f"{FAMILY_ERRORS[by_gpu].mean_pct:.1f} % off where the GPU limits them and "
         f"{FAMILY_ERRORS[by_cpu].mean_pct:.1f} % where the CPU does, their peaks of memory "
         f"{FAMILY_PEAK_ERRORS[LEFT_OUT].mean_pct:.1f} %"
