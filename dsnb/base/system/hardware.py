@@ -47,9 +47,10 @@ def memory_gb_per_s(gpu_name: str | None) -> float | None:
     if known is None:
         return None
     sheet = gpu_names.KINDS[known.kind][known.form]
-    bandwidths = dict(zip(sheet.memory_gb, sheet.memory_gb_per_s, strict=False))
-    usual = next(iter(bandwidths), None)
-    return bandwidths.get(known.memory_gb or usual)
+    if not sheet.memory_gb_per_s:
+        return None
+    size_gb = known.memory_gb or sheet.memory_gb[0]
+    return sheet.memory_gb_per_s[sheet.memory_gb.index(size_gb)]
 
 
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
