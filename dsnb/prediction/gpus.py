@@ -103,12 +103,13 @@ def _read(file: Path) -> list[GpuSpec]:
 
 
 def _spec(row: Mapping[str, str]) -> GpuSpec:
-    """Return the GPU of a row; an empty rate is that of `dsnb.base.system.hardware`."""
+    """Return the GPU of a row; an empty rate or bandwidth of memory is that of `dsnb.base.system.hardware`."""
     known: dict[str, Any] = {column: text for column, text in row.items() if column and text}
     name = str(known.get("name"))
     for column, precisions in KNOWN_RATES.items():
         rates = (hardware.peak_tflops(name, precision) for precision in precisions)
         known.setdefault(column, next(filter(None, rates), None))
+    known.setdefault("memory_gb_per_s", hardware.memory_gb_per_s(name))
     product_gain, memory_gain = GAINS.get(name, (1.0, 1.0))
     return GpuSpec(**known, product_gain=product_gain, memory_gain=memory_gain)
 

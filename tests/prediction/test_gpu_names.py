@@ -61,6 +61,13 @@ def test_whole_cards(name):
     assert (gpus.find(name).name, hardware.peak_tflops(name, "fp16")) == (key, rate)
 
 
+def test_the_bandwidth_of_memory_is_that_of_its_size():
+    names = {"NVIDIA A100-SXM4-80GB": 2039, "NVIDIA A100-SXM4-40GB": 1555, "A100": 2039}
+    names |= {"NVIDIA H100 PCIe": 2000, "AMD Instinct MI250X": None, "NVIDIA GB200": None}
+    assert {name: hardware.memory_gb_per_s(name) for name in names} == names
+    assert gpus.find("A100-PCIE-40GB").memory_gb_per_s == 1555
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_parts_and_relatives_of_cards_are_unknown(name):
     assert hardware.peak_tflops(name, "fp32") is None

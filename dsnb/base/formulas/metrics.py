@@ -10,6 +10,13 @@ from dsnb.base.formulas.memory import recomputed_blocks
 SECONDS_PER_DAY = 86_400
 SLOW_STEP = 2.0
 """A timed step that took more than this many times the median is reported."""
+SLOW_KERNELS = 4.0
+"""Attention or loss that takes more than this many times what `kernels_need_s` returns is reported.
+Attention of OLMo-2 1B (8 x 2048, one H100, cuDNN) takes 1.7 times as much as a causal kernel, and 5.4
+times with a mask; a compiled loss reads and writes its logits at about three quarters of the rate."""
+SLOWED_SHARE = 0.05
+"""... if at least this share of the step is lost: the launch of a small kernel takes longer than its
+work."""
 UTILIZATION_S = 5.0
 """Shortest time that a GPU's utilization is a figure of. NVML reports the share of its last
 sampling period, of 1/6 to 1 s, in which a kernel ran (nvidia-smi's manual, "Utilization"): repeats
@@ -198,6 +205,36 @@ def recomputed_flops_per_token(
     return share * forward_flops_per_token(
         block_parameters, attention_flops_per_token(layers, hidden, seq_len)
     )
+
+
+def attention_bytes_per_token(attention: float, seq_len: int, number_bytes: float) -> float:
+    """Return the bytes of fused attention per token, forward and backward: each of its tensors is moved once.
+
+    Forward moves queries, keys, values and outputs; backward moves these, and the gradient of each:
+    12 x layers x width numbers, which is `attention`, the FLOPs of `attention_flops_per_token`, over
+    the keys. Fewer heads of keys and values need less, a window more.
+    """
+    return attention / seq_len * number_bytes
+
+
+def loss_bytes_per_token(vocab: int, number_bytes: float) -> float:
+    """Return the bytes of a fused loss per token: it reads each logit twice and writes its gradient."""
+    return 3.0 * vocab * number_bytes
+
+
+def kernels_need_s(
+    flops: float, moved_bytes: float, peak_tflops: float | None, memory_gb_per_s: float | None
+) -> float | None:
+    """Return the time of FLOPs and bytes at the vendor's rates, one after the other; None if a rate is unknown."""
+    if not peak_tflops or not memory_gb_per_s:
+        return None
+    return flops / (peak_tflops * 1e12) + moved_bytes / (memory_gb_per_s * 1e9)
+
+
+def are_slow_kernels(kernels_s: float, needed_s: float, step_s: float) -> bool:
+    """Return whether kernels take much more than they need, and so much more that the step is slower."""
+    lost_s = kernels_s - needed_s
+    return kernels_s > SLOW_KERNELS * needed_s and lost_s > SLOWED_SHARE * step_s
 
 
 def tflops(flops_per_token: float | None, tokens_per_s_per_gpu: float | None) -> float | None:

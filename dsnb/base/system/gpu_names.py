@@ -15,13 +15,14 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
 class DataSheet(NamedTuple):
-    """Nominal memory sizes of a GPU in GB, and its dense rates in TFLOP/s by precision.
+    """Nominal memory sizes of a GPU in GB with their bandwidths, and its dense rates in TFLOP/s by precision.
 
     Rates are printed twice as high "with sparsity". That of `fp32` is outside the matrix units; a
     format that the chip lacks has none.
     """
 
     memory_gb: tuple[int, ...]
+    memory_gb_per_s: tuple[float, ...]
     tflops: dict[str, float]
 
 
@@ -30,8 +31,10 @@ def _read() -> dict[str, dict[str, DataSheet]]:
     with open(Path(__file__).with_name("gpus.csv"), encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             memory_gb = tuple(map(int, row["memory_gb"].split()))
+            memory_gb_per_s = tuple(map(float, row["memory_gb_per_s"].split()))
             tflops = {name: float(row[name]) for name in PRECISIONS if row[name]}
-            kinds.setdefault(row["kind"], {})[row["form"]] = DataSheet(memory_gb, tflops)
+            sheet = DataSheet(memory_gb, memory_gb_per_s, tflops)
+            kinds.setdefault(row["kind"], {})[row["form"]] = sheet
     return kinds
 
 

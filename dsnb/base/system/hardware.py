@@ -41,6 +41,18 @@ def peak_tflops(gpu_name: str | None, precision: str) -> float | None:
     return gpu_names.KINDS[known.kind][known.form].tflops.get(precision)
 
 
+def memory_gb_per_s(gpu_name: str | None) -> float | None:
+    """Return the nominal bandwidth of a GPU's memory, in GB/s; None if it is not in the table."""
+    known = gpu_names.parse(gpu_name)
+    if known is None:
+        return None
+    sheet = gpu_names.KINDS[known.kind][known.form]
+    if not sheet.memory_gb_per_s:
+        return None
+    size_gb = known.memory_gb or sheet.memory_gb[0]
+    return sheet.memory_gb_per_s[sheet.memory_gb.index(size_gb)]
+
+
 def matmul_tflops(gpu_name: str | None, precision: str) -> float | None:
     """Return the measured rate of a large matrix product on a GPU, in TFLOP/s; None if it was not measured."""
     known = gpu_names.parse(gpu_name)

@@ -6,10 +6,12 @@ from typing import Any
 
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
+from dsnb.measure.launcher.kernel_needs import needed_s
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.advice import NOTES
 from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
 from dsnb.settings.records.run_record import RunRecord
+from dsnb.settings.records.slow_kernels import slow_kernels
 
 MEASURED_BY_WORKER = (
     "step_skew", "forward_skew", "cpu_bound", "launch_us", "host_memory_gib", "rank_host_memory_gib", "update_rms",
@@ -19,7 +21,9 @@ MEASURED_BY_WORKER = (
 """The fields of `worker.json` that are figures already."""
 OF_SHORTAGE = ("phase", "step", "allocated_gib", "requested_gib")
 """The fields of the failure of a rank that ran out of memory; as figures they begin with `oom_`."""
-PROFILED = ("forward_s", "backward_s", "optimizer_s", "communication_s")
+PROFILED = (
+    "forward_s", "backward_s", "optimizer_s", "communication_s", "attention_kernels_s", "loss_kernels_s",
+)  # fmt: skip
 BEFORE_RANKS_S = 0.5
 """Ranks use no GPU memory in their first half second."""
 MAX_IDLE_GIB = 1.0
@@ -56,7 +60,10 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
         "attention_used": worker.get("attention"),
         "note": _note(experiment, timed, gpu, worker, samples),
     }
-    return figures | _profile(record)
+    figures |= _profile(record)
+    notes = [figures["note"], *slow_kernels(figures)]
+    figures["note"] = "; ".join(filter(None, notes)) or None
+    return figures
 
 
 def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
@@ -162,6 +169,8 @@ def _profile(record: RunRecord) -> dict[str, Any]:
     profile = record.profile or {"missing": {"profile": "the ranks ended before it began"}}
     missing = [f"{part}: {why}" for part, why in profile.get("missing", {}).items()]
     figures = {name: profile.get(name) for name in PROFILED}
+    for part, seconds in needed_s(record.experiment, record.worker).items():
+        figures[f"{part}_needed_s"] = seconds if figures[f"{part}_kernels_s"] else None
     return {**figures, "profile_missing": "; ".join(missing) or None}
 
 

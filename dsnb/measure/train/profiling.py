@@ -7,6 +7,7 @@ fails the run.
 
 import gzip
 import os
+import re
 import sys
 import threading
 import time
@@ -40,6 +41,12 @@ HANDOVER = "communication"
 """The part of a pipeline step in which stages exchange activations, gradients and losses, or wait
 for each other."""
 STEPS = 3
+KERNELS = {
+    "attention": re.compile(r"^triton_tem_.*flex_attention|^(?!triton_).*(flash|fmha|sdpa)"),
+    "loss": re.compile(r"log_?softmax|nll_loss|cross_?entropy", re.IGNORECASE),
+}
+"""Names of the kernels of fused attention (flash, efficient, cuDNN, flex), and of the loss between its
+products, in eager mode or compiled: the compiler names a kernel by the operators that it fused."""
 MicroBatches = Sequence[torch.Tensor]
 Interval = tuple[float, float]
 
@@ -78,6 +85,7 @@ def profile(
             figures["traced_step_s"] = step_s_of(events)
             total_s, exposed_s = communication_s(events, device.type)
             figures |= {"communication_s": total_s, "exposed_communication_s": exposed_s}
+            figures |= kernels_s(events)
             if total_s is not None:
                 del missing["communication"]
             elif deepspeed.comm.get_world_size() == 1:
@@ -210,6 +218,16 @@ def communication_s(
     if not collectives:
         return None, None
     return length(collectives), length([*collectives, *computing]) - length(computing)
+
+
+def kernels_s(events: Iterable[dict[str, Any]]) -> dict[str, float | None]:
+    """Return how long a GPU's kernels of attention and of the loss ran in a trace, both passes; None without any."""
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    found: dict[str, float | None] = {}
+    for part, pattern in KERNELS.items():
+        spans = [_interval_s(event) for event in kernels if pattern.search(event["name"])]
+        found[f"{part}_kernels_s"] = length(spans) or None
+    return found
 
 
 def step_s_of(events: Iterable[dict[str, Any]]) -> float | None:

@@ -99,6 +99,7 @@ def train(run: RunPaths, experiment: Experiment, position: Position, began: floa
         "unproved": unproved,
         "layers": trainer.config.num_hidden_layers,
         "hidden": trainer.config.hidden_size,
+        "vocab": trainer.config.vocab_size,
         "cpu_threads": torch.get_num_threads(),
         "gpu_name": torch.cuda.get_device_name() if device.type == "cuda" else None,
         "versions": versions(),

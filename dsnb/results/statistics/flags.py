@@ -27,6 +27,7 @@ from dsnb.results.runs.table import as_runs, named_runs, numbers
 from dsnb.results.statistics.summary import UNSTABLE, repeat_ratios
 from dsnb.results.statistics.tasks import TASK, with_trained
 from dsnb.settings.records.columns import KEYS, MAX_FIGURE
+from dsnb.settings.records.slow_kernels import FIGURES, slow_kernels
 
 STALLED = 1.1
 """Mean over median step time."""
@@ -75,6 +76,7 @@ class Flag(StrEnum):
     DRIFT = "drift"
     RECOMPILED = "recompiled"
     MEMORY_FULL = "memory full"
+    SLOW_KERNELS = "slow kernels"
     THROTTLED = "throttled"
     OUTLIER = "outlier"
     LOSS = "loss"
@@ -91,6 +93,7 @@ COLUMNS = {
     "drift_p": "p value of that trend (Mann and Kendall); `drift` is 2 % or more with a p value below 0.01.",
     "recompilations": "Graphs that were compiled during the timed steps.",
     "alloc_retries": "How often the allocator returned memory to the GPU and asked again during the timed steps.",
+    "slow_kernels": "Attention or loss kernels of a profiled run that take much more than their FLOPs and bytes need.",
     "clock_drop_pct": "How much lower a GPU's clock was in the last third of the timed steps than in the first.",
     "clock_off_pct": "Deviation of the mean clock from the highest of the setting's runs.",
     "off_pct": "Deviation of the figure from the median of the setting's runs; missing for fewer than three.",
@@ -154,6 +157,7 @@ def flags(
     table["slow_steps"] = table["slow_steps"].fillna(numbers(runs, "slow_steps"))
     table["recompilations"] = numbers(runs, "recompilations")
     table["alloc_retries"] = numbers(runs, "alloc_retries")
+    table["slow_kernels"] = _slow_kernel_words(runs)
     is_ok = named["status"] == "ok"
     table["clock_off_pct"] = _off_pct(numbers(named, "sm_clock_mhz"), named, "max")
     figures = numbers(named, figure).where(is_ok)
@@ -167,6 +171,13 @@ def flags(
     table["flags"] = [tuple(of_run) for of_run in reasons]
     table["words"] = ["; ".join(of_run.values()) for of_run in reasons]
     return table[[*KEYS, *COLUMNS]].set_axis(labels_of_runs)
+
+
+def _slow_kernel_words(runs: pd.DataFrame) -> list[str]:
+    """Describe the attention and loss kernels of each run that take too long; empty if none does."""
+    compared = pd.DataFrame({name: numbers(runs, name) for name in FIGURES}, index=runs.index)
+    compared["attention_kernel"] = runs.get("attention_kernel")
+    return ["; ".join(slow_kernels(run)) for run in compared.to_dict("records")]
 
 
 def _timed_by_run(steps: pd.DataFrame | None) -> dict[tuple[object, ...], pd.DataFrame]:
@@ -281,6 +292,8 @@ def _reasons(run: Any, limit_pct: float) -> dict[Flag, str]:
         words[Flag.MEMORY_FULL] = (
             f"memory was returned to the GPU {times} in the timed steps: it was nearly full"
         )
+    if run.slow_kernels:
+        words[Flag.SLOW_KERNELS] = run.slow_kernels
     if run.clock_drop_pct >= CLOCK_DROP_PCT:
         words[Flag.THROTTLED] = (
             f"clock {run.clock_drop_pct:.1f} % lower at the end than at the beginning"

@@ -11,5 +11,7 @@ MACHINE_FAULTS: dict[str, str] = _TABLES["machine_faults"]
 """Texts of errors that the machine causes, not the settings, and what to do."""
 NOTES: dict[str, str] = _TABLES["notes"]
 """Fact that limits the figures of a run -> the sentence about it, which may name other facts."""
+SLOW_KERNELS: dict[str, str] = _TABLES["slow_kernels"]
+"""The sentence about attention or loss kernels that take too long, and its causes."""
 SLURM_STATES: dict[str, tuple[str, str]] = _TABLES["slurm"]
 """Final state of a job -> status of its run if that left no result, and what to do; other states are waited for."""

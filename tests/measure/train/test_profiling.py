@@ -54,6 +54,31 @@ def test_communication_in_a_trace_is_that_of_a_gpus_kernels_or_of_gloo():
     assert profiling.step_s_of([]) is None
 
 
+def test_kernels_of_attention_and_the_loss_are_known_by_their_names():
+    """Attention runs 10 + 20 + 40 + 80 + 160 us, of which 5 are beside another; the loss 1 + 2 + 4 + 8."""
+    norm = "triton_poi_fused__scaled_dot_product_flash_attention_clone_3"
+    events = [
+        event("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(...)", 0, 10),
+        event("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention)", 100, 120),
+        event("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7", 200, 240),
+        event("triton_tem_fused_flex_attention_backward_1", 300, 380),
+        event("flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", 375, 540),
+        event("void cunn_SoftMaxForward<8, float, float, LogSoftMaxForwardEpilogue>", 600, 601),
+        event("void nll_loss_backward_reduce_cuda_kernel_2d<float>", 602, 604),
+        event("triton_red_fused__log_softmax__to_copy_nll_loss_forward_view_4", 605, 609),
+        event("triton_red_fused__log_softmax_backward_data_nll_loss_backward_5", 610, 618),
+        event(norm, 700, 750),
+        event("nvjet_tst_128x256_64x4_2x1_v_bz_NNT", 800, 900),
+        event("void softmax_warp_forward<float, float, float, 8, false, false>", 900, 950),
+        event("aten::_scaled_dot_product_flash_attention", 0, 9000, "cpu_op"),
+        event("aten::_log_softmax", 0, 9000, "cpu_op"),
+    ]
+    expected = {"attention_kernels_s": 310e-6, "loss_kernels_s": 15e-6}
+    assert profiling.kernels_s(events) == pytest.approx(expected)
+    missing = {"attention_kernels_s": None, "loss_kernels_s": None}
+    assert profiling.kernels_s(events[-3:]) == missing
+
+
 def test_parts_are_those_of_the_step_with_the_median_time(monkeypatch):
     """A step takes 1, 2, 3 and 4 units in the parts of each micro-batch, and another one at its end."""
     waits, units_s, now = [], iter((3, 1, 2)), [0]

@@ -56,6 +56,18 @@ def flagged(*parts, **more):
             [((Flag.STALLED, Flag.SLOW_STEPS),
               "mean step 1.15 times the median; 2 timed steps of more than twice the median")],
         ),
+        (
+            [a_run(step_time_median_s=0.3, attention_kernel="cudnn, masked",
+                   attention_kernels_s=0.0564, attention_needed_s=0.0105)],
+            [((Flag.SLOW_KERNELS,),
+              "attention kernels took 56.4 ms a step, and their FLOPs and bytes need 10.5 ms at the GPU's "
+              "nominal rates: a mask probably makes them compute what a causal kernel skips (cudnn, masked)")],
+        ),
+        (
+            [a_run(step_time_median_s=0.3, attention_kernel="cudnn",
+                   attention_kernels_s=0.0184, attention_needed_s=0.0105)],
+            [((), "")],
+        ),
         ([a_run(times=np.linspace(1, 1.1, 40))], [((Flag.DRIFT,), "step time drifted by +9.3 %")]),
         (
             [a_run(1, recompilations=3, sm_clock_mhz=1980), a_run(2, recompilations=0, sm_clock_mhz=1700)],
