@@ -8,10 +8,11 @@ import pytest
 import dsnb
 from dsnb.base.formulas import memory
 from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.prediction import traces
 from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.experiment import Experiment
-from tests.support import lazy
+from tests.support import kept_traces, lazy
 
 fake, memory_trace, partitioner = (
     lazy.Module(f"dsnb.models.observe.{name}") for name in ("fake", "memory", "saved")
@@ -127,6 +128,8 @@ def test_measured_peaks_are_met():
     settings.append(Experiment(precision="bf16", device="cuda", **compiled))
     measured = [*(row["peak_allocated_gib"] for row in rows), 3.72563]
     of_opt, of_gpt2 = (memory_trace.trace(one) for one in (settings[0], settings[-1]))
+    of_code = kept_traces.kept().get(traces._key("memory", traces._canonical(settings[0])))
+    assert of_code in (None, json.loads(json.dumps(of_opt)))  # None: the code has changed since
     of_head = (
         of_gpt2["vocab"] * of_gpt2["width_of_head"]
     )  # whose gradient is beside the embedding's, summed up in fp32
