@@ -9,7 +9,6 @@ docs/LOG.md since 2026-11-21 whose code is still the one that runs. Its argument
   first, for a minute
 * `others`: the table of these errors beside those of other estimates
 * `elsewhere`: the errors on published tables of other GPUs, predicted with the constants of H200
-* `families`: the errors on models whose counts are read off a trace, by family, on H200 and H100
 * `launches`: those of settings that the CPU limits, with the launch time of each, of its host, and
   the usual one
 * `probes`: those of the same kind of runs with and without the probe of their host
@@ -43,6 +42,7 @@ from dsnb.prediction.accuracy import (
     by_kind,
     expected_error,
     grouped,
+    is_fitted,
     kind,
     kinds,
     kinds_elsewhere,
@@ -236,17 +236,15 @@ def elsewhere() -> tuple[dict[str, PredictionError], dict[str, PredictionError]]
     return by_table, grouped(every_kind, [*itertools.chain(*errors.values())])
 
 
-def by_family() -> dict[str, PredictionError]:
-    """Return the errors of all settings of models that are counted by a trace, by family and by what limits them."""
+def of_left_out_families() -> list[Measured]:
+    """Return the runs on H200 and H100 of families that the constants were not fitted to, without offload."""
     tables = [dsnb.published(name).query("status == 'ok'") for name in ("h200", "h100")]
-    runs = [
-        run for table in tables for run in _medians(table) if shape(run.experiment.model).traffic
+    return [
+        run
+        for table in tables
+        for run in _medians(table)
+        if not is_fitted(shape(run.experiment.model).family) and run.experiment.offload == "none"
     ]
-    limits = limited_by_cpu(stack([run.counts for run in runs]))
-    families = [shape(run.experiment.model).family for run in runs]
-    names = [[f"{family}, limited by the {'CPU' if by_cpu else 'GPU'}", f"limited by the {'CPU' if by_cpu else 'GPU'}"]
-             for family, by_cpu in zip(families, limits, strict=True)]  # fmt: skip
-    return grouped(names, errors_of(runs))
 
 
 def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, PredictionError]]:
@@ -364,12 +362,15 @@ def peaks() -> list[Peak]:
 
 def by_kind_of_peak(peaks: list[Peak]) -> dict[str, PredictionError]:
     """Return the errors of predicted peaks by kind of setting, and of all of them."""
-    groups: dict[str, list[float]] = {
-        name: [] for name in sorted({kind(peak.experiment) for peak in peaks})
-    }
-    for peak in peaks:
-        groups[kind(peak.experiment)].append(abs(peak.error_pct))
-    groups[ALL] = [abs(peak.error_pct) for peak in peaks]
+    return of_peaks(peaks, [kind(peak.experiment) for peak in peaks], ALL)
+
+
+def of_peaks(peaks: list[Peak], names: list[str], of_all: str) -> dict[str, PredictionError]:
+    """Return the errors of predicted peaks by a name for each, and of all of them."""
+    groups: dict[str, list[float]] = {name: [] for name in sorted(set(names))}
+    for peak, name in zip(peaks, names, strict=True):
+        groups[name].append(abs(peak.error_pct))
+    groups[of_all] = [abs(peak.error_pct) for peak in peaks]
     return {
         name: PredictionError(
             len(errors), round(sum(errors) / len(errors), 2), round(max(errors), 2)
@@ -465,7 +466,6 @@ COMMANDS = {
     "elsewhere": write_elsewhere,
     "calibrated": lambda: print(*by_calibration().items(), sep="\n"),
     "probes": lambda: print("\n".join(by_probe())),
-    "families": lambda: print("\n".join(lines(by_family()))),
     "launches": lambda: print(*by_launch_time(), sep="\n"),
     "unseen": write_unseen,
     "held-out": lambda: print("\n".join(lines(held_out()))),

@@ -13,6 +13,7 @@ from benchmarks import (
     edges,
     families,
     headline,
+    left_out_families,
     other_estimates,
     prediction_errors,
     ratio_errors,
@@ -394,7 +395,9 @@ TABLES: dict[str, Rows] = {
     "unseen": lambda: errors_table("kind", prediction_errors.by_kind(*prediction_errors.unseen())),
     "left-out": left_out_table,
     "confirmed": confirmed_table,
-    "families": lambda: errors_table("family and limit", prediction_errors.by_family()),
+    "families": lambda: errors_table(
+        "family and limit", left_out_families.by_family(prediction_errors.of_left_out_families())
+    ),
     "elsewhere-tables": lambda: errors_table("table", prediction_errors.elsewhere()[0]),
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),

@@ -25,7 +25,11 @@ MIN_PEAKS = 3
 """The same for peaks of memory."""
 LIMITS = tuned.numbers("limits")
 GPU = "GPU"
+FAMILY = "models of the family"
 NODES = "number of nodes"
+LEFT_OUT = "families left out of the fit"
+"""Kind of all settings of models whose family has no run among those that the constants are fitted
+to."""
 COMPILATION = {"off": "eager", "default": "compiled", **dict.fromkeys(CUDA_GRAPHS, "CUDA graphs")}
 
 
@@ -76,6 +80,10 @@ TIME_ERRORS = _stated("times")
 ELSEWHERE = _stated("elsewhere")
 """Errors on GPUs that the constants were not fitted to."""
 PEAK_ERRORS = _stated("peaks")
+FAMILY_ERRORS = _stated("families")
+"""Errors of step times of families left out of the fit: of each and of all, by what limits a step."""
+FAMILY_PEAK_ERRORS = _stated("family_peaks")
+"""Errors of peaks of memory of the same families."""
 HOST_ERRORS = _stated("host")
 """Errors of host memory; docs/explanation/prediction.md also lists kinds of fewer settings of all
 figures."""
@@ -98,9 +106,19 @@ def kinds(experiment: Experiment, by_cpu: bool) -> list[str]:
     """Return the kinds of a setting on a measured GPU, from the narrowest to `ALL`."""
     if experiment.offload != "none":  # always limited by the CPU
         return [kind(experiment), ALL]
-    limit = f"limited by the {'CPU' if by_cpu else 'GPU'}"
+    limit = _limit(by_cpu)
     on_gpus = f"{limit}, {'one GPU' if experiment.gpus == 1 else 'several GPUs'}"
     return [f"{kind(experiment)}, {on_gpus}", on_gpus, limit, ALL]
+
+
+def kinds_of_family(family: str, by_cpu: bool) -> list[str]:
+    """Return the kinds of a setting of a family left out of the fit, the narrower one first."""
+    limit = _limit(by_cpu)
+    return [f"{family}, {limit}", f"{LEFT_OUT}, {limit}"]
+
+
+def _limit(by_cpu: bool) -> str:
+    return f"limited by the {'CPU' if by_cpu else 'GPU'}"
 
 
 def kinds_elsewhere(experiment: Experiment, gpu: str, nodes: int) -> list[str]:
@@ -122,15 +140,46 @@ def expected_error(
     names: Iterable[str], errors: Errors, min_settings: int = MIN_SETTINGS
 ) -> ExpectedError:
     """Return the first kind with enough measured settings, else `ALL`, and its error."""
+    return _first(names, errors, min_settings) or ExpectedError(ALL, errors[ALL])
+
+
+def _first(names: Iterable[str], errors: Errors, min_settings: int) -> ExpectedError | None:
     for name in names:
         if name in errors and errors[name].settings >= min_settings:
             return ExpectedError(name, errors[name])
-    return ExpectedError(ALL, errors[ALL])
+    return None
+
+
+def left_out_error(
+    experiment: Experiment, by_cpu: bool, gpu: str, nodes: int
+) -> ExpectedError | None:
+    """Return the error to expect of a step time if the family was left out of the fit.
+
+    None if it was not, where such families were not measured (on another GPU, on several nodes), and
+    with offload, whose speed the host decides.
+    """
+    family = shape(experiment.model).family
+    is_measured_place = gpu in LEFT_OUT_COVERAGE[GPU] and nodes == 1
+    if is_fitted(family) or not is_measured_place or experiment.offload != "none":
+        return None
+    own, of_all = kinds_of_family(family, by_cpu)
+    return _first([own, of_all], FAMILY_ERRORS, MIN_SETTINGS)
 
 
 def peak_error(experiment: Experiment) -> ExpectedError:
-    """Return the error to expect of a predicted peak of memory."""
-    return expected_error([kind(experiment)], PEAK_ERRORS, MIN_PEAKS)
+    """Return the error to expect of a predicted peak of memory.
+
+    It is that of its kind, or that of its family if the family was left out of the fit and its error
+    is larger: both say what a rule may have missed.
+    """
+    of_kind = expected_error([kind(experiment)], PEAK_ERRORS, MIN_PEAKS)
+    family = shape(experiment.model).family
+    if is_fitted(family):
+        return of_kind
+    of_family = _first([family, LEFT_OUT], FAMILY_PEAK_ERRORS, MIN_PEAKS)
+    if of_family is None or of_family.error.mean_pct <= of_kind.error.mean_pct:
+        return of_kind
+    return of_family
 
 
 def by_kind(
@@ -158,6 +207,8 @@ class Coverage(NamedTuple):
 
     names: Mapping[str, frozenset[str]]
     ranges: Mapping[str, tuple[float, float]]
+    left_out: frozenset[str] = frozenset()
+    """Families of models whose error is known from runs that nothing was fitted to."""
 
     @classmethod
     def of(cls, runs: Sequence[Measured], link: Link) -> "Coverage":
@@ -180,7 +231,10 @@ class Coverage(NamedTuple):
         sentences = []
         named, counted = _covered(experiment, gpu, link)
         for words, name in named.items():
-            if name not in self.names[words]:
+            if words == FAMILY and self.left_out:
+                if name not in self.names[words] | self.left_out:
+                    sentences.append(_unknown_family(name))
+            elif name not in self.names[words]:
                 known = ", ".join(sorted(self.names[words]))
                 sentences.append(f"no calibration run used {words} {name}, only {known}")
         for words, number in counted.items():
@@ -195,11 +249,34 @@ class Coverage(NamedTuple):
 
 
 _COVERED = tuned.TUNED["covered"]
+LEFT_OUT_COVERAGE = {
+    words: frozenset(names) for words, names in tuned.rows(_COVERED["left_out"]).items()
+}
+"""The GPUs and families of models of `FAMILY_ERRORS`."""
 DEFAULT_COVERAGE = Coverage(
     {words: frozenset(names) for words, names in tuned.rows(_COVERED["names"]).items()},
     {words: (row[0], row[1]) for words, row in tuned.rows(_COVERED["ranges"]).items()},
+    left_out=LEFT_OUT_COVERAGE[FAMILY],
 )
 """Coverage of `dsnb.prediction.step_time.DEFAULT`."""
+
+
+def is_fitted(family: str) -> bool:
+    """Return whether runs of a family of models are among those that the default constants are fitted to."""
+    return family in DEFAULT_COVERAGE.names[FAMILY]
+
+
+def _unknown_family(family: str) -> str:
+    """Return a sentence on a family without runs: how wrong predictions of other such families were."""
+    _, by_gpu = kinds_of_family(family, by_cpu=False)
+    _, by_cpu = kinds_of_family(family, by_cpu=True)
+    measured_on = " and ".join(sorted(LEFT_OUT_COVERAGE[GPU]))
+    return (
+        f"no run used {FAMILY} {family}: step times of {LEFT_OUT} on {measured_on} were "
+        f"{FAMILY_ERRORS[by_gpu].mean_pct:.1f} % off where the GPU limits them and "
+        f"{FAMILY_ERRORS[by_cpu].mean_pct:.1f} % where the CPU does, their peaks of memory "
+        f"{FAMILY_PEAK_ERRORS[LEFT_OUT].mean_pct:.1f} %"
+    )
 
 
 def _covered(
@@ -220,7 +297,7 @@ def _covered(
         sharing = f"{sharing} with {' and '.join(techniques)}"
     names = {
         GPU: gpu,
-        "models of the family": model.family,
+        FAMILY: model.family,
         "strategy": sharing,
         "precision": experiment.precision,
         "mode of compilation": COMPILATION.get(experiment.compile, experiment.compile),

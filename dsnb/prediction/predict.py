@@ -84,9 +84,13 @@ class Hardware:
 
     def time_error(self, experiment: Experiment, by_cpu: bool) -> ExpectedError:
         """Return the error to expect of a predicted step time."""
+        nodes = self.link.nodes(experiment)
+        if self.covered is DEFAULT_COVERAGE:
+            error = accuracy.left_out_error(experiment, by_cpu, self.gpu.name, nodes)
+            if error:
+                return error
         if self.gpu.name in self.covered.names[accuracy.GPU]:
             return accuracy.expected_error(accuracy.kinds(experiment, by_cpu), self.errors)
-        nodes = self.link.nodes(experiment)
         kinds = accuracy.kinds_elsewhere(experiment, self.gpu.name, nodes)
         return accuracy.expected_error(kinds, accuracy.ELSEWHERE)
 

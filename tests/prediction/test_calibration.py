@@ -7,18 +7,24 @@ import pandas as pd
 import pytest
 
 import dsnb
-from benchmarks import prediction_errors
+from benchmarks import left_out_families, prediction_errors
 from benchmarks.prediction_errors import PRIOR, usual_launch_us
+from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import (
     ALL,
     DEFAULT_COVERAGE,
     ELSEWHERE,
+    FAMILY,
+    FAMILY_ERRORS,
+    LEFT_OUT,
+    LEFT_OUT_COVERAGE,
     MIN_SETTINGS,
     TIME_ERRORS,
     Coverage,
     PredictionError,
     by_kind,
     expected_error,
+    left_out_error,
 )
 from dsnb.prediction.calibration import calibrate, left_out, measured
 from dsnb.prediction.gpus import Link, find, link
@@ -73,6 +79,76 @@ def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
             f"{ELSEWHERE[name].settings} settings, {name}"
         ]
         assert table["tokens_per_s_error_pct"].tolist() == [ELSEWHERE[name].mean_pct]
+
+
+def test_the_stated_errors_of_families_are_those_of_families_that_nothing_was_fitted_to():
+    made = prediction_errors.of_left_out_families()
+    assert_stated(left_out_families.by_family(made), FAMILY_ERRORS)
+    found = left_out_families.covered(made)
+    assert {words: frozenset(names) for words, names in found.items()} == LEFT_OUT_COVERAGE
+    assert not LEFT_OUT_COVERAGE[FAMILY] & DEFAULT_COVERAGE.names[FAMILY]
+
+
+def test_errors_of_families_by_hand():
+    """A Llama in half and a Qwen3 in twice the predicted time; a Llama that takes 1.25 times as long."""
+    made = runs({"model": "llama-3.2-1b"}, {"model": "qwen3-0.6b"}, {"model": "llama-3.2-1b"})
+    factors = (0.5, 2, 1.25)
+    made = [
+        replace(run, step_time_s=factor * run.step_time_s)
+        for run, factor in zip(made, factors, strict=True)
+    ]
+    found = left_out_families.by_family(made)
+    assert {name: tuple(error) for name, error in found.items()} == {
+        "llama, limited by the CPU": (2, 58.1, 100.0, 26.5),  # the roots of 2 * 1.25 and 2 / 1.25
+        "qwen3, limited by the CPU": (1, 100.0, 100.0, -50.0),
+        f"{LEFT_OUT}, limited by the CPU": (3, 71.0, 100.0, -7.2),
+    }
+
+
+def test_a_family_has_its_own_error_or_that_of_families_left_out_of_the_fit(monkeypatch):
+    errors = {
+        "llama, limited by the GPU": PredictionError(MIN_SETTINGS, 3.0, 4.0),
+        "qwen3, limited by the GPU": PredictionError(MIN_SETTINGS - 1, 1.0, 1.0),
+        f"{LEFT_OUT}, limited by the GPU": PredictionError(30, 5.0, 9.0),
+    }
+    monkeypatch.setattr(accuracy, "FAMILY_ERRORS", errors)
+
+    def named(model, gpu="H100", nodes=1, **settings):
+        experiment = Experiment(**{**USUAL, "model": model, **settings})
+        found = left_out_error(experiment, False, gpu, nodes)
+        return found and found.kind
+
+    assert named("llama-3.2-1b") == "llama, limited by the GPU"
+    assert named("qwen3-0.6b") == f"{LEFT_OUT}, limited by the GPU"
+    assert named("opt-1.3b") is None
+    assert named("llama-3.2-1b", "A100") is None
+    assert named("llama-3.2-1b", nodes=2) is None
+    assert named("llama-3.2-1b", offload="optimizer-cpu") is None
+    llama = Experiment(**{**USUAL, "model": "llama-3.2-1b"})
+    on = Hardware(find("H200"), Link())
+    assert on.time_error(llama, False).error.mean_pct == 3.0
+    own = on.calibrated(runs({}, {"micro_batch_size": 4}, {"model": "gpt2"}))
+    assert own.time_error(llama, False).kind == ALL  # their errors are of other constants
+
+
+def test_a_family_without_runs_is_named_with_the_error_of_families_left_out(monkeypatch):
+    errors = {
+        f"{LEFT_OUT}, limited by the GPU": PredictionError(30, 4.5, 9.0),
+        f"{LEFT_OUT}, limited by the CPU": PredictionError(20, 10.25, 30.0),
+    }
+    monkeypatch.setattr(accuracy, "FAMILY_ERRORS", errors)
+    monkeypatch.setattr(accuracy, "FAMILY_PEAK_ERRORS", {LEFT_OUT: PredictionError(50, 0.72, 10.0)})
+    assert unlike(model="llama-3.2-1b") == []
+    without = DEFAULT_COVERAGE._replace(left_out=frozenset({"qwen3"}))
+    assert unlike(model="llama-3.2-1b", covered=without) == [
+        "no run used models of the family llama: step times of families left out of the fit on H100 "
+        "and H200 were 4.5 % off where the GPU limits them and 10.2 % where the CPU does, their peaks of memory 0.7 %"
+    ]
+    assert unlike(model="qwen3-0.6b", covered=without) == []
+    own = DEFAULT_COVERAGE._replace(left_out=frozenset())
+    assert unlike(model="llama-3.2-1b", covered=own) == [
+        "no calibration run used models of the family llama, only bloom, gpt2, opt"
+    ]
 
 
 def test_a_run_has_no_part_in_its_own_prediction():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import prediction_errors
+from benchmarks import left_out_families, prediction_errors
 from benchmarks.prediction_errors import Peak
 from dsnb.base.formulas.memory import MemoryParts
 from dsnb.prediction import accuracy, memory
-from dsnb.prediction.accuracy import PEAK_ERRORS, PredictionError, peak_error
+from dsnb.prediction.accuracy import LEFT_OUT, PEAK_ERRORS, PredictionError, peak_error
 from dsnb.prediction.memory import MEMORY, Engine, peak_memory, room_gib
 from dsnb.prediction.traces import MemoryTrace
 from dsnb.settings.strategies import load
@@ -214,6 +214,36 @@ def test_errors_are_told_by_kind_and_by_all_where_a_kind_has_too_few(monkeypatch
         "ZeRO 0": PredictionError(2, 17.5, 25.0),
         "ZeRO 1": PredictionError(1, 0.0, 0.0),
         "all": PredictionError(3, 11.67, 25.0),
+    }
+
+
+def test_a_family_left_out_of_the_fit_has_the_larger_error_of_its_kind_and_its_family(monkeypatch):
+    zero_1 = PEAK_ERRORS["ZeRO 1"].mean_pct
+    ddp = PEAK_ERRORS["DDP"].mean_pct
+    of_llama = PredictionError(3, (zero_1 + ddp) / 2, 9.0)
+    of_all = PredictionError(9, 2 * ddp, 9.0)
+    few = PredictionError(2, 0.0, 0.0)
+    errors = {"llama": of_llama, "qwen3": few, LEFT_OUT: of_all}
+    monkeypatch.setattr(accuracy, "FAMILY_PEAK_ERRORS", errors)
+    llama = given(model="llama-3.2-1b", zero_stage=1)
+    assert peak_error(llama) == ("llama", of_llama)
+    assert peak_error(given(model="llama-3.2-1b", strategy="ddp", gpus=2)).kind == "DDP"
+    assert peak_error(given(model="qwen3-0.6b", zero_stage=1)) == (LEFT_OUT, of_all)
+    assert peak_error(given(zero_stage=1)).kind == "ZeRO 1"
+
+
+def test_errors_of_peaks_are_told_by_family_where_nothing_was_fitted_to_it():
+    gib_of = (
+        ("llama-3.2-1b", 10, 8),
+        ("llama-3.2-1b", 9, 10),
+        ("qwen3-0.6b", 5, 5),
+        ("opt-1.3b", 9, 1),
+    )
+    peaks = [Peak(given(model=model), *gib) for model, *gib in gib_of]
+    assert left_out_families.by_family_of_peak(peaks) == {
+        "llama": PredictionError(2, 17.5, 25.0),
+        "qwen3": PredictionError(1, 0.0, 0.0),
+        LEFT_OUT: PredictionError(3, 11.67, 25.0),
     }
 
 

@@ -208,7 +208,7 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     assert "5.3 % slower; both were measured, and 20_compare shows" in both
     assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
     ((unseen,), _) = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
-    assert unseen.sentences[-2].startswith("Less certain than stated: ")
+    assert unseen.sentences[-2].startswith("Less certain than usual: ")
 
 
 def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():

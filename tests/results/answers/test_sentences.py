@@ -34,7 +34,7 @@ def test_an_answer_finds_sentences_by_role_and_shows_them_escaped():
     hostile = say("outside", outside="<b>new & odd</b>")
     answer = Answer("<i>task", pd.DataFrame(), (say("allocator"), hostile))
     assert answer.about("outside") == [hostile]
-    assert str(answer).splitlines()[1] == "Less certain than stated: <b>new & odd</b>."
+    assert str(answer).splitlines()[1] == "Less certain than usual: <b>new & odd</b>."
     shown = answer._repr_html_()
     assert shown.startswith("<h3>&lt;i&gt;task</h3><ul><li>")
     assert "&lt;b&gt;new &amp; odd&lt;/b&gt;" in shown
