@@ -29,7 +29,7 @@ BY_OTHERS = "they are probably not fused into one kernel, or not made for these 
 
 @pytest.fixture
 def olmo(small):
-    """Return a function that gives settings of a profiled run, 8 x 2048 in bf16; the model's counts are the record's."""
+    """Return a function that gives settings of a profiled run; the model's counts are the record's."""
     usual = {
         "model": "opt-1.3b",
         "micro_batch_size": 8,

@@ -328,7 +328,7 @@ def test_rank_0_writes_the_record_and_every_rank_takes_part_in_the_profile(
         threads = torch.get_num_threads()
         assert record == {
             "strategy": "x", "parameters": 7, "unproved": "it is odd", "layers": 4, "hidden": 128,
-            "cpu_threads": threads, "gpu_name": None, "versions": {"cuda": None}, "measured": True,
+            "vocab": 9, "cpu_threads": threads, "gpu_name": None, "versions": {"cuda": None}, "measured": True,
             "power_source": None,
             "phases_s": {"start": 3.0, "build": 7.0, "warmup": 2.0, "timed": 5.0},
             "ended_s": 30.0, "flops_per_token": 3.0,
