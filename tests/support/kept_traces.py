@@ -44,7 +44,7 @@ def pack(cache: Path) -> int:
 
 
 def main() -> None:
-    """Keep what the tests left in their cache, and begin the next one with it."""
+    """Keep the traces that the tests left in their cache."""
     print(f"{pack(CACHE)} traces in {KEPT.relative_to(ROOT)}")
 
 

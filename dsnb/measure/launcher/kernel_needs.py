@@ -35,9 +35,8 @@ def _attention_s(experiment: Experiment, worker: Mapping[str, Any]) -> float | N
     moved = metrics.attention_bytes_per_token(
         attention, experiment.seq_len, experiment.numbers.computed_bytes
     )
-    tokens = (
-        experiment.tokens_per_step / experiment.gpus
-    )  # tensor and pipeline parallelism split it
+    # Tensor and pipeline parallelism split attention as data parallelism does.
+    tokens = experiment.tokens_per_step / experiment.gpus
     return _seconds(
         experiment, worker, passes * tokens * (attention - masked), passes * tokens * moved
     )
