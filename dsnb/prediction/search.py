@@ -28,9 +28,9 @@ from dsnb.settings.experiment import Experiment
 
 ALTERNATIVES = 3
 ROUNDS = 2
-"""How often variants of the fastest candidates are tried: the second time of those of the first."""
+"""How often variants are tried: first those of the fastest candidates, then variants of these."""
 FASTEST = 5
-"""Candidates whose variants are tried, besides the fastest of each way to share the work."""
+"""Variants are tried of this many of the fastest candidates, and of the fastest with each way to share the work."""
 NEAR = 1.25
 """Time of a candidate whose variants are tried, at most, in times of the fastest one."""
 OF_MEMORY = (

@@ -16,7 +16,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
 
 RECOMPUTED_LESS = (3, 4)
-"""Every how many blocks one is recomputed, besides every one and every second."""
+"""One block in so many is recomputed; `candidates` has every block and every second one."""
 ALIGNED = 64
 """Multiple to which a vocabulary is padded."""
 
@@ -33,7 +33,7 @@ def variants(setting: Experiment, fixed: Collection[str] = ()) -> list[Experimen
 
 
 def _changes(setting: Experiment) -> Iterator[dict[str, Any]]:
-    """Yield changes of single axes, of which the rules may refuse some."""
+    """Yield changes of single axes; the rules may refuse some of them."""
     chosen = setting.parallel_strategy
     accumulates = setting.grad_accum > 1
     # The hooks of ZeRO 3 break the graph of a whole model at each layer.
