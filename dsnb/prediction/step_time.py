@@ -117,6 +117,8 @@ class StepCounts:
     tensor_network: float
     pipeline_inside: float
     pipeline_network: float
+    replica_inside: float
+    replica_network: float
     host_link: float
     all_reduce: float = 0.0  # `traffic`: from here on of data-parallel ranks, as `Traffic` has it
     reduce_scatter: float = 0.0
@@ -126,7 +128,9 @@ class StepCounts:
     point_to_point: float = 0.0  # between pipeline stages
     to_host: float = 0.0  # between the GPU and host memory
     cpu_parameters: float = 0.0  # parameters that one host updates, for all of its ranks
+    replica_all_reduce: float = 0.0  # between groups that hold copies of one another's shards
     data_messages: float = 0.0  # collectives, and sends of a pipeline
+    replica_messages: float = 0.0
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
     reduction_overlaps: float = 0.0  # 1 where reductions run beside both passes, else 0
@@ -175,7 +179,8 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
-    size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family)
+    undivided = model.parameters - model.layers * model.weights
+    size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
     tokens = experiment.micro_batch_tokens
@@ -227,8 +232,9 @@ def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float
 
 
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
-    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
+    """Return the bandwidths of an experiment's groups.
 
+    Tensor-parallel ranks are neighbours, then those that share shards, then groups with copies.
     A ring over several nodes enters and leaves each node once, so its members on a node add up
     their network.
     """
@@ -242,7 +248,10 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
     }
-    for name, members, stride in (("data", experiment.data_parallel, split), ("tensor", split, 1)):
+    shared = experiment.shard_ranks
+    replicas = experiment.data_parallel // shared
+    groups = [("tensor", split, 1), ("data", shared, split), ("replica", replicas, split * shared)]
+    for name, members, stride in groups:
         on_node = max(1, min(members, node_gpus // stride))
         bandwidths[f"{name}_inside"] = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
         bandwidths[f"{name}_network"] = 0.0 if on_node == members else network * on_node
@@ -329,13 +338,15 @@ def _data_parallel(counts: StepCounts, c: Constants, passes: Any) -> tuple[dict[
     reduced = counts.all_reduce + counts.reduce_scatter + counts.all_to_all
     sent = reduced + counts.all_gather
     per_byte = _seconds(counts, "data", sent, c) / np.maximum(sent, 1.0)  # with latencies
-    reducing_beside = counts.reduction_overlaps * per_byte * reduced
+    between = _seconds(counts, "replica", counts.replica_all_reduce, c)
+    reducing_beside = counts.reduction_overlaps * (per_byte * reduced + between)
     beside = reducing_beside + counts.gather_overlaps * per_byte * counts.all_gather
     hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
     reduction = per_byte * (1 - counts.reduction_overlaps * hidden)
     gather = per_byte * (1 - counts.gather_overlaps * hidden)
+    of_replicas = between * (1 - counts.reduction_overlaps * hidden)
     exposed = {
-        "all_reduce_s": counts.all_reduce * reduction,
+        "all_reduce_s": counts.all_reduce * reduction + of_replicas,
         "reduce_scatter_s": counts.reduce_scatter * reduction,
         "all_gather_s": counts.all_gather * gather,
         "all_to_all_s": counts.all_to_all * reduction,

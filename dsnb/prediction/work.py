@@ -260,12 +260,12 @@ def _weight_traffic(step: _Step) -> float:
     if numbers.casts_weights:
         # Weights fp32 -> half, gradients half -> fp32, but for those of experts.
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
-    if strategy.wraps_blocks and experiment.gpus > 1:
+    if strategy.wraps_blocks and experiment.data_parallel > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
         moved += 14
     added = 1 - 1 / experiment.grad_accum  # share of micro-batches whose gradients are added
     if strategy.wraps_blocks and strategy.reductions(experiment) == experiment.grad_accum:
-        moved += 12 * added / experiment.data_parallel  # to the rank's share
+        moved += 12 * added / experiment.shard_ranks  # to the rank's share
     elif strategy.wraps_blocks or not numbers.natively_half:
         moved += 12 * added
     elif added and numbers.accumulates_in_fp32:
@@ -301,7 +301,7 @@ def _optimizer_bytes(step: _Step) -> float:
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
         each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:
-        each /= experiment.data_parallel
+        each /= experiment.shard_ranks
     has_buckets = stage in {1, 2} or (stage == 0 and experiment.data_parallel > 1)
     if strategy.is_deepspeed and has_buckets:
         each += 4.0 * step.numbers.stream_bytes  # into a bucket and out of it, on every rank
