@@ -1,15 +1,16 @@
-"""Print how wrong predictions are for published rows: `python -m benchmarks.outside [ROWS.json] [--write FILE.csv]`.
+"""Print how wrong predictions are for published rows: `python -m benchmarks.outside [ROWS.json]`.
 
-Another file of rows has the same form; its models may lie beside it. `--write` saves one line for
-each measurement. Models are traced first, for some minutes.
+Another file of rows has the same form; its models may lie beside it. `--write FILE.csv` saves one
+line for each measurement. `--fit` instead fits what GPUs reach of their data sheets to the rows,
+and writes that to `dsnb/prediction/tuned.toml`. Models are traced once, for a minute.
 """
 
 import argparse
 from pathlib import Path
 
-from benchmarks.outside import rows, summary
+from benchmarks.outside import fitting, rows, summary
 
-WRITTEN = ["source", "gpu", "nodes", "predicted", "measured", "ratio", "low", "high"]
+WRITTEN = ["source", "gpu", "nodes", "predicted", "measured", "ratio", "low", "high", "of_dsnb"]
 
 
 def main() -> None:
@@ -17,11 +18,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outside", description=__doc__)
     parser.add_argument("rows", nargs="?", type=Path, default=rows.ROWS)
     parser.add_argument("--write", type=Path, metavar="FILE.csv")
+    parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
-    table = rows.predicted(rows.read(given.rows))
+    published = rows.read(given.rows)
+    if given.fit:
+        fitting.write(published)
+        return
+    table = rows.predicted(published)
     for lines in (
         summary.speed_lines(summary.by_gpu(table), "GPU and place"),
         summary.speed_lines(summary.by_source(table), "source"),
+        fitting.left_out_lines(published),
         summary.fit_lines(table),
         summary.memory_lines(summary.memory_errors(table)),
         summary.regret_lines(table),

@@ -43,12 +43,21 @@ def speed_error(name: str, table: pd.DataFrame) -> SpeedError:
 
 
 def by_gpu(table: pd.DataFrame) -> list[SpeedError]:
-    """Return the errors of speed by GPU and place, then of all rows."""
+    """Return the errors of speed by GPU and place, then of all rows, also without what is known of the programs."""
     rows = timed(table)
     place = np.where(rows["nodes"] > 1, SEVERAL_NODES, ONE_NODE)
     groups = rows.groupby([rows["gpu"], pd.Series(place, rows.index)])
     found = [speed_error(f"{gpu}, {where}", part) for (gpu, where), part in groups]
-    return [*found, speed_error("all", rows)]
+    return [*found, speed_error("all", rows), of_dsnb(table)]
+
+
+def of_dsnb(table: pd.DataFrame) -> SpeedError:
+    """Return the errors of the speed that dsnb's own training would have with the published settings."""
+    rows = timed(table)
+    ratio = rows["of_dsnb"] / rows["measured"]
+    scale = ratio / rows["ratio"]
+    of_range = {name: scale * rows[name] for name in ("low", "high")}
+    return speed_error("all, as dsnb trains", rows.assign(ratio=ratio, **of_range))
 
 
 def by_source(table: pd.DataFrame) -> list[SpeedError]:
