@@ -38,6 +38,22 @@ def test_zero_stages_agree(losses, precision, tolerance, gpus):
 
 
 @pytest.mark.parametrize(
+    "sharing",
+    [{"strategy": "plain"}, {"strategy": "fsdp"}, *({"zero_stage": stage} for stage in (1, 2, 3))],
+    ids=str,
+)
+def test_pure_bf16_trains_with_fused_optimizers_and_keeps_nothing_in_fp32(trained, losses, sharing):
+    """torch's fused AdamW and DeepSpeed's FusedAdam, neither of which a CPU runs."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    curve = losses(**settings, strategy="plain")
+    pure = {**settings, "mixed_precision": "none", **sharing}
+    assert losses("states", **pure) == pytest.approx(curve, abs=5e-2)
+    states = json_files.read_json(trained("states", **pure)[1].dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
+@pytest.mark.parametrize(
     ("settings", "low", "high"),
     [
         ({"model": "gpt2-tiny", "zero_stage": 1}, 0.7, 1.0),

@@ -291,8 +291,8 @@ def _fits_fp8(layer: Any) -> bool:
 def add_adapters(experiment: Experiment, model: Any) -> Any:
     """Freeze a model in half precision and add trainable adapters.
 
-    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The
-    scaling is 1 (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this
+    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, or if everything is,
+    else in fp32. The scaling is 1 (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this
     reproduces.
     """
     from peft import (  # takes a second to import, and only these runs need it
@@ -308,7 +308,8 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not experiment.numbers.masters)
+    in_fp32 = experiment.numbers.trained == "fp32"
+    return get_peft_model(model, config, autocast_adapter_dtype=in_fp32)
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:

@@ -206,6 +206,8 @@ def _canonical(experiment: Experiment) -> Settings:
     values |= {"pipeline_parallel": 1}
     if not experiment.numbers.natively_half:
         values |= {"strategy": "plain", "mixed_precision": "native"}
+    elif experiment.mixed_precision == "none":  # masters change no activation
+        values |= {"strategy": DEFAULTS["strategy"], "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
         values |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.compile == "off":

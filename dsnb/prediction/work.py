@@ -262,12 +262,13 @@ def _weight_traffic(step: _Step) -> float:
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
     if strategy.wraps_blocks and experiment.gpus > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
-        moved += 14
+        moved += 10 + numbers.trained_bytes
     added = 1 - 1 / experiment.grad_accum  # share of micro-batches whose gradients are added
     if strategy.wraps_blocks and strategy.reductions(experiment) == experiment.grad_accum:
-        moved += 12 * added / experiment.data_parallel  # to the rank's share
+        # to the rank's share
+        moved += 3 * numbers.trained_bytes * added / experiment.data_parallel
     elif strategy.wraps_blocks or not numbers.natively_half:
-        moved += 12 * added
+        moved += 3 * numbers.trained_bytes * added
     elif added and numbers.accumulates_in_fp32:
         moved += 6 + 12 * added
     else:
@@ -278,7 +279,7 @@ def _weight_traffic(step: _Step) -> float:
 def _optimizer_bytes(step: _Step) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
-    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native
+    AdamW reads weight, gradient and two moments and writes three of them: 28 in fp32. In native
     half precision ZeRO 1 to 3 make the gradients flat (4) and fp32 (6), and write the weights back
     (6); ZeRO 0 casts them (6), takes their norm (4), copies them into a flat buffer (8), scales
     them (8) and writes the weights back (6). To find overflows and norms, which are taken in fp64,
@@ -291,13 +292,16 @@ def _optimizer_bytes(step: _Step) -> float:
     strategy = step.strategy
     stage = experiment.zero_stage
     is_sharded = strategy.shards_optimizer(experiment)
-    each = 28.0
+    width = step.numbers.state_bytes
+    each = 7.0 * width
     if step.numbers.masters:
         each += 16 if is_sharded else 32
-    elif experiment.gradient_clipping:
+    elif strategy.is_deepspeed and width == 2:  # flat, and copied to the weights
         each += 8
+    elif experiment.gradient_clipping:
+        each += 2 * width
     if experiment.optimizer == "adafactor":
-        each += WORK.adafactor_bytes
+        each += WORK.adafactor_bytes * width / 4
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
         each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:

@@ -76,6 +76,9 @@ def _optimizer(s: "Experiment") -> Iterator[str]:
 def _precision(s: "Experiment") -> Iterator[str]:
     if s.mixed_precision == "native":
         return
+    if s.mixed_precision == "none":
+        yield from _pure(s)
+        return
     if s.precision not in HALF:
         yield f"mixed_precision is 'autocast', but precision is '{s.precision}': nothing is mixed; use 'native'"
     elif not s.parallel_strategy.has_native_half:
@@ -84,6 +87,13 @@ def _precision(s: "Experiment") -> Iterator[str]:
         yield "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
     elif s.precision == "fp16" and s.tensor_parallel > 1 and s.zero_stage == 0:
         yield "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1"
+
+
+def _pure(s: "Experiment") -> Iterator[str]:
+    if s.precision == "fp16":
+        yield "mixed_precision is 'none', but precision is 'fp16', which cannot hold small updates; use 'bf16'"
+    elif s.precision != "bf16":
+        yield f"mixed_precision is 'none', but precision is '{s.precision}': nothing is mixed; use 'native'"
 
 
 def _ranks(s: "Experiment") -> Iterator[str]:
@@ -111,7 +121,9 @@ def _gradients(s: "Experiment") -> Iterator[str]:
     dtype = s.grad_accum_dtype
     if dtype == "auto":
         return
-    if s.precision not in HALF or s.mixed_precision != "native":
+    if s.mixed_precision == "none":
+        yield f"grad_accum_dtype is '{dtype}', but mixed_precision is 'none': every number is in bf16; drop it"
+    elif s.precision not in HALF or s.mixed_precision != "native":
         yield f"grad_accum_dtype is '{dtype}': gradients are in fp32 anyway unless half precision is native; drop it"
     elif dtype not in {"fp32", s.precision}:
         yield f"grad_accum_dtype is '{dtype}', but precision is '{s.precision}': use 'fp32' or '{s.precision}'"

@@ -189,12 +189,14 @@ class Training(BaseModel):
     pipeline_parallel: AtLeast1 = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = "bf16"
-    """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
-    takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
-    mixed_precision: Literal["native", "autocast"] = "native"
+    """Number format of the training; fp16 and bf16 keep fp32 weights or masters, unless `mixed_precision` is `none`.
+    `auto` is bf16 where a product in bf16 takes at most twice as long as in fp32 (on a GPU: from compute capability
+    8.0), elsewhere fp32."""
+    mixed_precision: Literal["native", "autocast", "none"] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast`
-    keeps fp32 weights."""
+    keeps fp32 weights. `none` is pure bf16: weights, gradients and optimizer states, without
+    anything in fp32; small updates are lost to rounding."""
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
     compile: CompileMode = "off"

@@ -62,6 +62,21 @@ def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
         )  # these gradients are not sharded
 
 
+def test_pure_bf16_holds_six_bytes_a_parameter_and_its_gradients():
+    """ZeRO has a copy of its share of the weights, as with fp32 masters."""
+    pure = {"mixed_precision": "none"}
+    alone = moments(strategy="plain", **pure)
+    assert (alone["loss"], alone["optimizer"]) == (6 * P + 1000 * MIB, 8 * P)
+    assert moments(strategy="ddp", gpus=2, **pure)["loss"] == 8 * P + 1000 * MIB
+    gathered = 2 * (100_000_000 + 45_000_000)
+    sharded = {"strategy": "fsdp", "gpus": 4, **pure}
+    assert moments(**sharded)["loss"] == 6 * P / 4 + gathered + 1000 * MIB
+    assert moments(**sharded, grad_accum=2)["loss"] == 8 * P / 4 + gathered + 1000 * MIB
+    peaks = moments(zero_stage=1, gpus=4, **pure)
+    assert peaks["loss"] == (2 + 6 / 4) * P + 1000 * MIB
+    assert peaks["optimizer"] == (2 + 10 / 4) * P  # gradients, and their flat copy
+
+
 def test_zero_0_flattens_gradients_twice():
     """14 bytes a parameter, 2 of gradients, and in the step 8 more: a list in fp32 and its flat copy."""
     found = moments(zero_stage=0, gpus=2)

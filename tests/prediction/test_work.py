@@ -326,6 +326,9 @@ def test_a_mask_is_of_the_model_or_of_a_run_that_was_measured(small):
         ({"gpus": 4, "zero_stage": 3}, (28 + 16 + 3 * 2 + 16) / 4),
         ({"precision": "fp32"}, 28),
         ({"precision": "fp32", "gradient_clipping": 1.0}, 28 + 8),
+        ({"strategy": "plain", "mixed_precision": "none"}, 14),
+        ({"strategy": "plain", "mixed_precision": "none", "gradient_clipping": 1.0}, 14 + 4),
+        ({"strategy": "fsdp", "gpus": 4, "mixed_precision": "none"}, 14 / 4),
         ({"zero_stage": 1, "offload": "optimizer-cpu"}, 0),
     ],
 )

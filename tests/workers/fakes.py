@@ -180,6 +180,46 @@ def frozen(run):
     wrap(over_ranks, "mean_of_ranks", mean_and_compare)
 
 
+def states(run):
+    """Write down the bytes and number formats of rank 0's weights and optimizer states after the last step."""
+    kept = []
+
+    def mean_and_write(mean, losses):
+        if worker.rank() == 0:
+            json_files.write_json(run.dir / "states.json", described_states(kept[0]))
+        return mean(losses)
+
+    change_trainer(kept.append)
+    wrap(over_ranks, "mean_of_ranks", mean_and_write)
+
+
+def described_states(trainer):
+    """Return the formats and bytes of tensors with one number for each weight."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    found = {"weights": 0, "states": 0, "formats": []}
+    for weight, state in optimizer.state.items():
+        found["weights"] += local(weight).nbytes
+        moments = [one for one in state.values() if torch.is_tensor(one)]
+        for moment in map(local, moments):
+            if moment.numel() > 1:
+                found["formats"].append(str(moment.dtype))
+                found["states"] += stored_bytes(moment)
+    return {**found, "formats": sorted(set(found["formats"]))}
+
+
+def local(tensor):
+    """Return a rank's share of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def stored_bytes(tensor):
+    """Return the bytes of a tensor, or of the tensors that a quantized one consists of."""
+    inner = getattr(tensor, "tensor_attrs", ())
+    if not inner:
+        return tensor.nbytes
+    return sum(getattr(tensor, name).nbytes for name in inner)
+
+
 def latecomer(run):
     """Begin every step 0.3 s late on rank 1."""
     change_steps(lambda train, batches: time.sleep(0.3 * worker.rank()) or train(batches))

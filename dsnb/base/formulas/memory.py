@@ -55,6 +55,8 @@ FULL = MemoryParts(4, 4, 8)
 AUTOCAST = MemoryParts(4, 4, 8, copies=2)
 """fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of
 the forward pass (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
+PURE = MemoryParts(2, 2, 4)
+"""Everything in bf16, also both moments: no number is kept in fp32."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
 

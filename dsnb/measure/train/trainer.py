@@ -180,10 +180,11 @@ class DdpTrainer(TorchTrainer):
         return wrapped
 
     def _bucket_mib(self) -> float | None:
-        """Return the size of DDP's buckets of gradients, which are fp32; None for torch's default."""
+        """Return the size of DDP's buckets of gradients; None for torch's default."""
         if self.experiment.gradient_compression == "powersgd" and self.device.type == "cpu":
             return ONE_BUCKET_MIB
-        return self.experiment.bucket_elements * 4 / 2**20 or None
+        each = self.experiment.numbers.trained_bytes
+        return self.experiment.bucket_elements * each / 2**20 or None
 
     def set_synchronization(self, is_last: bool) -> None:
         """Reduce once a step, as with DDP's `no_sync`."""
@@ -207,7 +208,8 @@ class FsdpTrainer(TorchTrainer):
         }
         if self.experiment.gathered_weights == "micro-batch":
             options["reshard_after_forward"] = False
-        if self.experiment.numbers.natively_half:
+        numbers = self.experiment.numbers
+        if numbers.natively_half and numbers.trained != numbers.forward:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
             # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts
             # them in the forward pass, but not where torch 2.11 and 2.12 recompute a block, which

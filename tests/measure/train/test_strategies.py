@@ -307,6 +307,36 @@ def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {**DDP, "gpus": 2},
+        {**FSDP, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2},
+        {"zero_stage": 2, "gpus": 2},
+        {"zero_stage": 3, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2, **TP},
+    ],
+    ids=str,
+)
+def test_pure_bf16_keeps_nothing_in_fp32_and_trains_as_one_process(
+    trained, losses, expected, sharing
+):
+    """Both moments take as many bytes as two weights, and no strategy lacks an update of one process."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": "none"}
+    curve = expected(**settings, strategy="plain", micro_batch_size=4)
+    ranks = sharing.get("gpus", 1) // sharing.get("tensor_parallel", 1)
+    shared = {**settings, **sharing, "micro_batch_size": 4 // ranks}
+    found = losses("states", **shared)
+    assert found == pytest.approx(curve, abs=BF16)
+    assert found[-1] < found[0] - 0.1
+    _, run = trained("states", **shared)
+    states = json_files.read_json(run.dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     adapters = (
