@@ -53,6 +53,19 @@ def test_pure_bf16_trains_with_fused_optimizers_and_keeps_nothing_in_fp32(traine
     assert states["states"] == 2 * states["weights"]
 
 
+@pytest.mark.parametrize("strategy", ["plain", "fsdp"])
+@pytest.mark.parametrize("pure", ["native", "none"])
+def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, strategy, pure):
+    """torchao compiles the step of each tensor for the GPU; on CPU ranks the tests run it eagerly."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    settings |= {"strategy": strategy, "mixed_precision": pure}
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    assert losses("states", **eighth) == pytest.approx(losses(**settings), abs=5e-2)
+    states = json_files.read_json(trained("states", **eighth)[1].dir / "states.json")
+    assert "torch.uint8" in states["formats"]
+    assert states["states"] < 1.25 * states["weights"] * (2 / 2 if pure == "none" else 2 / 4)
+
+
 @pytest.mark.parametrize(
     ("settings", "low", "high"),
     [

@@ -7,7 +7,6 @@ block, so all stages start equal.
 
 import ctypes
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.models import attention, parts
 from dsnb.models.logits import logit_map
 from dsnb.models.parts import blocks, has_own_parameters
+from dsnb.models.quantized import reveal_torchao
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
@@ -252,12 +252,9 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
             raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
     parts.use_linear_layers(model)
     check_fp8(experiment, model)
-    if sys.modules.get("torchao") is None:  # hidden by this package
-        sys.modules.pop("torchao", None)
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ModuleNotFoundError:
-        raise ValueError(checks.NO_TORCHAO) from None
+    reveal_torchao(experiment)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
     for block in blocks(model):
         convert_to_float8_training(

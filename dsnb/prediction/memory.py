@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from dsnb.base.formulas import memory as formulas
-from dsnb.base.formulas.memory import MemoryParts
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, MemoryParts
 from dsnb.base.formulas.model_shapes import COUNTED_BY_HAND, facts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
@@ -208,6 +208,8 @@ def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     width = experiment.numbers.state_bytes
     if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
         return width * (2 * trace.trainable - trace.layers * trace.of_block)
+    if experiment.optimizer == "adamw-8bit":
+        return MOMENTS_8_BIT * trace.trainable
     if experiment.optimizer != "adafactor":
         return 2 * width * trace.trainable
     known = facts(experiment.model)

@@ -8,7 +8,7 @@ counts by rates.
 import math
 from typing import NamedTuple
 
-from dsnb.base.formulas.memory import recomputed_blocks
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, recomputed_blocks
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
@@ -302,6 +302,8 @@ def _optimizer_bytes(step: _Step) -> float:
         each += 2 * width
     if experiment.optimizer == "adafactor":
         each += WORK.adafactor_bytes * width / 4
+    elif experiment.optimizer == "adamw-8bit":  # both moments are read and written
+        each += 2 * MOMENTS_8_BIT - 4 * width
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
         each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:
@@ -368,7 +370,8 @@ def _host_parameters(step: _Step) -> float:
     flat buffers, but take norms of each tensor of the rank's partition, and search it in half
     precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
     Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
-    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
+    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. 8-bit AdamW calls a
+    compiled function for each tensor.
     """
     experiment = step.experiment
     is_deepspeed = step.strategy.is_deepspeed
@@ -385,6 +388,8 @@ def _host_parameters(step: _Step) -> float:
         weight = flat / experiment.data_parallel
     if experiment.optimizer == "adafactor" and not (is_deepspeed and stage):
         weight += TENSORS.adafactor
+    elif experiment.optimizer == "adamw-8bit":
+        weight += TENSORS.adamw_8_bit
     return weight * step.tensors
 
 

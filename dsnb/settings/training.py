@@ -170,8 +170,9 @@ class Training(BaseModel):
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
-    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
-    """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon"] = "adamw"
+    """AdamW (fused on a GPU), AdamW with moments of 8 bits (torchao), Adafactor (factored second moments), or
+    DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Positive = 1e-4
     """The optimizer's constant learning rate."""
     gradient_clipping: NotNegative = 0.0

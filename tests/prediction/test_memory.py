@@ -304,6 +304,13 @@ def test_fsdp_reduces_a_block_in_fp32_and_updates_shards():
     assert full["backward"] == 16 * P / 2 + 4 * gathered
 
 
+def test_moments_of_8_bits_take_a_quarter_and_a_scale_for_each_256():
+    for pure, width in (("native", 4), ("none", 2)):
+        found = states(optimizer="adamw-8bit", strategy="fsdp", gpus=4, mixed_precision=pure)
+        assert found.weights == width * P / 4
+        assert found.optimizer == 2 * (1 + 4 / 256) * P / 4
+
+
 def test_moments_of_adafactor_and_muon():
     """Of 1 billion parameters 0.9 are in blocks, whose matrices have one moment in Muon."""
     muon = states(optimizer="muon", zero_stage=1)

@@ -94,6 +94,7 @@ def test_tensors_that_a_step_waits_for():
     assert waits(zero_stage=1, gpus=4) == pytest.approx(
         waits(zero_stage=1) / 4
     )  # those of a partition
+    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) > 1
     assert (
         waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0
     )  # adapters in fp32 do not overflow
@@ -140,7 +141,9 @@ ROUND = {
         "compiled_adapter": 6, "hook": 3, "idle_hook": 1, "cast": 0.5, "split": 40, "tensor_reduction": 8,
         "compiled_block": 12, "recomputed_compiled_block": 30, "fsdp_block": 64, "cuda_graphs": 5,
     },
-    "TENSORS": {"flat": 0.125, "flat_with_norms": 0.5, "overflow_search": 0.25, "zero_3": 2, "adafactor": 3},
+    "TENSORS": {
+        "flat": 0.125, "flat_with_norms": 0.5, "overflow_search": 0.25, "zero_3": 2, "adafactor": 3, "adamw_8_bit": 4,
+    },
     "GATHERS": {"block": 3, "among_ranks": 1.5},
 }  # fmt: skip
 """Tuned numbers in place of those of `tuned.toml`, so that counts can be done in the head."""
@@ -327,6 +330,11 @@ def test_a_mask_is_of_the_model_or_of_a_run_that_was_measured(small):
         ({"precision": "fp32"}, 28),
         ({"precision": "fp32", "gradient_clipping": 1.0}, 28 + 8),
         ({"strategy": "plain", "mixed_precision": "none"}, 14),
+        ({"strategy": "plain", "optimizer": "adamw-8bit"}, 12 + 4 * (1 + 4 / 256)),
+        (
+            {"strategy": "plain", "optimizer": "adamw-8bit", "mixed_precision": "none"},
+            6 + 4 * (1 + 4 / 256),
+        ),
         ({"strategy": "plain", "mixed_precision": "none", "gradient_clipping": 1.0}, 14 + 4),
         ({"strategy": "fsdp", "gpus": 4, "mixed_precision": "none"}, 14 / 4),
         ({"zero_stage": 1, "offload": "optimizer-cpu"}, 0),

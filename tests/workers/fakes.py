@@ -193,8 +193,14 @@ def states(run):
     wrap(over_ranks, "mean_of_ranks", mean_and_write)
 
 
+def uncompiled_states(run):
+    """Write down states; what asks for a whole compiled graph runs eagerly, as no compiler of a CPU is quick."""
+    torch.compile = lambda function, **_: function
+    states(run)
+
+
 def described_states(trainer):
-    """Return the formats and bytes of tensors with one number for each weight."""
+    """Return the formats and bytes of tensors with one number for each weight, and of what they consist of."""
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     found = {"weights": 0, "states": 0, "formats": []}
     for weight, state in optimizer.state.items():
@@ -202,8 +208,9 @@ def described_states(trainer):
         moments = [one for one in state.values() if torch.is_tensor(one)]
         for moment in map(local, moments):
             if moment.numel() > 1:
-                found["formats"].append(str(moment.dtype))
-                found["states"] += stored_bytes(moment)
+                stored = stored_tensors(moment)
+                found["formats"] += [str(one.dtype) for one in stored]
+                found["states"] += sum(one.nbytes for one in stored)
     return {**found, "formats": sorted(set(found["formats"]))}
 
 
@@ -212,12 +219,10 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def stored_bytes(tensor):
-    """Return the bytes of a tensor, or of the tensors that a quantized one consists of."""
-    inner = getattr(tensor, "tensor_attrs", ())
-    if not inner:
-        return tensor.nbytes
-    return sum(getattr(tensor, name).nbytes for name in inner)
+def stored_tensors(tensor):
+    """Return the tensors that a quantized one consists of, or itself."""
+    names = getattr(tensor, "tensor_attrs", ())
+    return [getattr(tensor, name) for name in names] or [tensor]
 
 
 def latecomer(run):

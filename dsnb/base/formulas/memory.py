@@ -59,6 +59,8 @@ PURE = MemoryParts(2, 2, 4)
 """Everything in bf16, also both moments: no number is kept in fp32."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
+MOMENTS_8_BIT = 2 * (1 + 4 / 256)
+"""Bytes of two moments of 8 bits, with an fp32 scale for each block of 256 (Dettmers et al. 2021, arXiv:2110.02861)."""
 
 
 def model_states(
@@ -99,7 +101,8 @@ def model_states(
     optimizer = per_rank * each.optimizer
     copies = per_rank * each.copies
     if moments is not None:
-        optimizer = per_rank * (each.optimizer - MOMENTS) + moments / model_parallel
+        masters = max(0, each.optimizer - MOMENTS)
+        optimizer = per_rank * masters + moments / model_parallel
     if zero_stage >= 1:
         optimizer /= data_parallel
     if zero_stage >= 2:

@@ -21,6 +21,7 @@ from dsnb.models.build import DTYPES, build
 from dsnb.models.compile import begin_graphs, compile_model
 from dsnb.models.loss import CausalLoss
 from dsnb.models.parts import blocks
+from dsnb.models.quantized import eight_bit_adamw
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
@@ -238,5 +239,7 @@ def make_optimizer(
         return torch.optim.Adafactor(
             parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"]
         )
+    if experiment.optimizer == "adamw-8bit":
+        return eight_bit_adamw(experiment, parameters)
     fused = experiment.device == "cuda"
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)

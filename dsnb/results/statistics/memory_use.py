@@ -138,6 +138,8 @@ def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> mem
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     if counted is not None and not math.isnan(counted):
         trained = counted
+    if experiment.optimizer == "adamw-8bit":
+        moments = memory.MOMENTS_8_BIT * trained
     return memory.model_states(
         trained,
         experiment.states.each,

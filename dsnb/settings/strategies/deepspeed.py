@@ -79,6 +79,11 @@ class DeepSpeed(Strategy):
                 yield f"{offload}: nvme_path is empty; name a folder on the NVMe disk"
         if s.mixed_precision == "none":
             yield from self._refused_in_pure(s)
+        if s.optimizer == "adamw-8bit":
+            yield (
+                f"optimizer is 'adamw-8bit', but strategy is '{self.name}': its blocks of 256 would "
+                "cross the tensors that ZeRO makes flat; use 'fsdp', 'ddp' or 'plain'"
+            )
         if s.optimizer == "adafactor" and s.zero_stage > 0:
             yield (
                 f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: it cannot factor "

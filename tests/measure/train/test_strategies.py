@@ -337,6 +337,32 @@ def test_pure_bf16_keeps_nothing_in_fp32_and_trains_as_one_process(
     assert states["states"] == 2 * states["weights"]
 
 
+@pytest.mark.parametrize(
+    ("sharing", "pure"),
+    [
+        ({"strategy": "plain"}, "native"),
+        ({**DDP, "gpus": 2}, "native"),
+        ({**FSDP, "gpus": 2}, "none"),
+    ],
+    ids=str,
+)
+def test_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, sharing, pure):
+    """A moment takes a byte, and each 256 of them a scale of four; a table of 1 KiB belongs to each tensor."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": pure, **sharing}
+    settings["micro_batch_size"] = 4 // sharing.get("gpus", 1)
+    exact = losses(**settings)
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    rounded = losses("uncompiled_states", **eighth)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=5e-2)
+    assert rounded[-1] < rounded[0] - 0.1
+    _, run = trained("uncompiled_states", **eighth)
+    states = json_files.read_json(run.dir / "states.json")
+    width = 2 if pure == "none" else 4
+    assert "torch.uint8" in states["formats"]
+    assert 2 * 1.02 / width < states["states"] / states["weights"] < 2 * 1.25 / width
+
+
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     adapters = (
