@@ -67,6 +67,25 @@ def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses,
 
 
 @pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {"strategy": "plain", "compile": "default"},
+        {"strategy": "fsdp"},
+        {"zero_stage": 2},
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_are_made_again_by_a_compiled_kernel(losses, sharing):
+    """A CPU makes them again operator by operator."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-2}
+    settings |= {"lora_rank": 8, "frozen_weights": "nf4"}
+    in_full = losses("dequantized", **settings, strategy="plain")
+    assert losses(**settings, **sharing) == pytest.approx(in_full, abs=2e-2)
+    assert in_full[-1] < in_full[0] - 0.1
+
+
+@pytest.mark.parametrize(
     ("settings", "low", "high"),
     [
         ({"model": "gpt2-tiny", "zero_stage": 1}, 0.7, 1.0),

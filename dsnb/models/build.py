@@ -24,9 +24,10 @@ from transformers.pytorch_utils import Conv1D
 
 from dsnb.base.formulas import model_shapes
 from dsnb.models import attention, parts
+from dsnb.models.adapters import layers_of
 from dsnb.models.logits import logit_map
 from dsnb.models.parts import blocks, has_own_parameters
-from dsnb.models.quantized import reveal_torchao
+from dsnb.models.quantized import quantize_blocks, reveal_torchao
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
@@ -170,7 +171,8 @@ def build_stage(
 
 def build_on_meta(experiment: Experiment, layers: int = 0, dtype: torch.dtype | None = None) -> Any:
     """Build the model without memory on the meta device, to trace or count it, of `layers` blocks if given."""
-    experiment = experiment.model_copy(update={"matmul": "auto"})  # neither sees products in fp8
+    # Neither sees products in fp8, or weights of 4 bits.
+    experiment = experiment.model_copy(update={"matmul": "auto", "frozen_weights": "auto"})
     config = model_config(experiment)
     if layers:
         config.num_hidden_layers = layers
@@ -197,6 +199,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         pad_vocabulary(model, experiment.pad_vocab)
     if experiment.matmul == "fp8":
         multiply_in_fp8(experiment, model)
+    if experiment.frozen_weights == "nf4":
+        quantize_blocks(experiment, model)
     if experiment.lora_rank:
         model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
@@ -297,12 +301,15 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         get_peft_model,
     )
 
+    targets: Any = "all-linear"
+    if experiment.lora_targets != "linear":
+        targets = list(layers_of(model, experiment.lora_targets))
     torch.manual_seed(experiment.seed)
     config = LoraConfig(
         r=experiment.lora_rank,
         lora_alpha=experiment.lora_rank,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
     in_fp32 = experiment.numbers.trained == "fp32"

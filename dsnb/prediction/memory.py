@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from dsnb.base.formulas import memory as formulas
-from dsnb.base.formulas.memory import MOMENTS_8_BIT, MemoryParts
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, NF4, MemoryParts
 from dsnb.base.formulas.model_shapes import COUNTED_BY_HAND, facts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
+from dsnb.prediction.work import quantized_parameters
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
 from dsnb.settings.strategies import load
@@ -186,21 +187,27 @@ def _states(engine: Engine, moments: float) -> MemoryParts:
     Also in full precision and in pure bf16, ZeRO 1 to 3 have masters of their own: clones of their
     share of the weights.
     """
-    strategy = engine.experiment.parallel_strategy
-    is_shared = strategy.shards_optimizer(engine.experiment)
+    experiment = engine.experiment
+    strategy = experiment.parallel_strategy
+    is_shared = strategy.shards_optimizer(experiment)
     weights = engine.width * engine.trained + engine.numbers.computed_bytes * engine.frozen
+    buffers = 0.0
+    if experiment.frozen_weights == "nf4":
+        half = engine.numbers.computed_bytes
+        weights -= (half - NF4) * quantized_parameters(experiment)
+        buffers = half * shape(experiment.model).largest  # made again for each product
     optimizer = moments
     if engine.numbers.masters or (strategy.is_deepspeed and is_shared):
         optimizer += engine.numbers.state_bytes * engine.trained
     if is_shared:
         optimizer /= engine.ranks
-    if strategy.shards_weights(engine.experiment):
+    if strategy.shards_weights(experiment):
         weights /= engine.ranks
     if engine.offloaded != "none":
         optimizer = 0
     if engine.offloaded == "all":
         weights = 0
-    return MemoryParts(weights=weights, optimizer=optimizer)
+    return MemoryParts(weights=weights, optimizer=optimizer, buffers=buffers)
 
 
 def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
@@ -311,10 +318,11 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
     """
     trace = engine.trace
     gathered_bytes = 2 if engine.numbers.natively_half else 4
-    gathered = trace.of_root + trace.of_block
+    of_blocks = trace.of_block
     if engine.experiment.gathered_weights == "micro-batch":
-        gathered = trace.parameters
-    states = engine.states.plus(buffers=gathered_bytes * gathered)
+        of_blocks = trace.parameters - trace.of_root
+    gathered = gathered_bytes * trace.of_root + _gathered_blocks(engine, gathered_bytes, of_blocks)
+    states = engine.states.plus(buffers=gathered)
     # A block's gradients are copied to the format of the shards to be reduced, where the weights of
     # the next one take less.
     width = engine.width
@@ -325,6 +333,13 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
         kept = width * engine.trained
     passes = _passes(engine, states, kept, staying=width / engine.ranks, later=reduced)
     return [*passes, engine.states.plus("optimizer", gradients=share)]
+
+
+def _gathered_blocks(engine: Engine, each: int, elements: float) -> float:
+    """Return the bytes of gathered weights of blocks, of which those of 4 bits are gathered as such."""
+    trace = engine.trace
+    share = quantized_parameters(engine.experiment) / (trace.layers * trace.of_block)
+    return elements * (each - share * (each - NF4))
 
 
 def zero(engine: Engine) -> list[MemoryParts]:

@@ -284,7 +284,8 @@ def _graphs(experiment: Experiment) -> tuple[Any, ...]:
     """Return what decides a model's compiled graphs; nothing if it is not compiled."""
     if experiment.compile == "off":
         return ()
-    names = ["model", "precision", "lora_rank", "compile_unit", "seq_len", "tensor_parallel"]
+    names = ["model", "precision", "lora_rank", "lora_targets"]
+    names += ["compile_unit", "seq_len", "tensor_parallel"]
     if experiment.compile_unit == "model":
         names += ["strategy", "loss"]
     return tuple(getattr(experiment, name) for name in names)

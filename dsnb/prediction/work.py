@@ -8,7 +8,7 @@ counts by rates.
 import math
 from typing import NamedTuple
 
-from dsnb.base.formulas.memory import MOMENTS_8_BIT, recomputed_blocks
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, NF4, recomputed_blocks
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
@@ -30,7 +30,16 @@ def trained_parameters(experiment: Experiment) -> float:
     model = shape(experiment.model)
     if not experiment.lora_rank:
         return model.parameters
-    return experiment.lora_rank * model.layers * model.adapted
+    _, adapted = model.adapters(experiment.lora_targets)
+    return experiment.lora_rank * model.layers * adapted
+
+
+def quantized_parameters(experiment: Experiment) -> float:
+    """Return the frozen weights of 4 bits: those of the blocks' linear layers."""
+    if experiment.frozen_weights != "nf4":
+        return 0.0
+    model = shape(experiment.model)
+    return model.layers * (model.held - model.experts)
 
 
 def recomputed_share(experiment: Experiment) -> float:
@@ -51,12 +60,15 @@ class _Step:
         if experiment.strategy == MEGATRON:
             kind = "megatron"
         tensors = model.layers * model.tensors + model.root_tensors
+        adapters, adapted = model.adapters(experiment.lora_targets)
         if experiment.lora_rank:
-            tensors = 2 * model.layers * model.linear
+            tensors = 2 * model.layers * adapters
         self.experiment = experiment
         self.strategy = experiment.parallel_strategy
         self.numbers = experiment.numbers
         self.model = model
+        self.adapters = adapters  # layers of a block that LoRA adapts
+        self.adapted = adapted  # their inputs and outputs
         self.kind = kind  # `eager`, `compiled`, or `megatron`, whose fused kernels are its own
         self.trained = trained_parameters(experiment)
         self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
@@ -85,7 +97,9 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     attention = _attention(step)
     kernels = step.forward.kernels * (1 + again) + step.backward.kernels + attention.kernels
     if experiment.lora_rank:
-        kernels += WORK.adapter_kernels * model.linear
+        kernels += WORK.adapter_kernels * step.adapters
+    if experiment.frozen_weights == "nf4":
+        kernels += model.linear * (2 + again)
     kernels += step.forward.cast_kernels * (1 + again) + step.backward.cast_kernels
 
     flops, operand_bytes = _block_products(step)
@@ -99,6 +113,8 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes + _weight_traffic(step)
     if step.kind == "compiled":
         moved *= WORK.compiled_traffic
+    # Weights of 4 bits are made again for each pass.
+    moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
     embedded = 6 * model.hidden * tokens * (numbers.computed_bytes + numbers.stream_bytes)
     inputs = 0.0
     if experiment.checkpoint_offload:
@@ -139,7 +155,7 @@ def _block_products(step: _Step) -> tuple[float, float]:
     if not step.experiment.lora_rank:
         return (3 + again) * forward_flops, (3 + again) * operand_bytes
     adapter_flops = 2 * tokens * step.trained / model.layers / split
-    adapter_numbers = WORK.adapter_bytes * model.adapted if model.traffic else 24 * model.hidden
+    adapter_numbers = WORK.adapter_bytes * step.adapted if model.traffic else 24 * model.hidden
     adapter_bytes = tokens * adapter_numbers * width
     return (
         (2 + again) * forward_flops + (3 + again) * adapter_flops,
@@ -156,7 +172,7 @@ def _adapter_bytes(step: _Step) -> float:
     if not step.experiment.lora_rank or step.kind != "eager":
         return 0.0
     casts = 6 * step.numbers.autocast
-    return (2 + step.again) * step.model.adapted * (2.5 * step.numbers.computed_bytes + casts)
+    return (2 + step.again) * step.adapted * (2.5 * step.numbers.computed_bytes + casts)
 
 
 def _output_layer(step: _Step) -> tuple[float, float, float]:
@@ -329,7 +345,9 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
     of_block = 0.0
     if experiment.lora_rank:
         adapter = LAUNCHES.compiled_adapter if is_compiled else LAUNCHES.adapter
-        of_block += adapter * step.model.linear
+        of_block += adapter * step.adapters
+    if experiment.frozen_weights == "nf4" and not is_compiled:
+        of_block += LAUNCHES.quantized * step.model.linear * (2 + again)
     if experiment.tensor_parallel > 1:  # two reductions of a block and pass
         of_block += LAUNCHES.tensor_reduction * 2 * (2 + again)
     if strategy.wraps_blocks:
@@ -407,7 +425,7 @@ def _host_gathers(step: _Step) -> float:
         each = GATHERS.block
     else:
         model = step.model
-        each = model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+        each = model.tensors + 2 * step.adapters * (experiment.lora_rank > 0)
         if experiment.data_parallel > 1:
             each *= GATHERS.among_ranks
     return float(step.layers * each * (2 + step.again))

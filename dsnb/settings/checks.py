@@ -27,7 +27,7 @@ QUANTIZED = ("quantization_config", "compression_config")
 """Fields of configurations of quantized weights."""
 FP8_CAPABILITY = (8, 9)
 """The first compute capability with products in fp8."""
-NEED_TORCHAO = {"matmul": "fp8", "optimizer": "adamw-8bit"}
+NEED_TORCHAO = {"matmul": "fp8", "optimizer": "adamw-8bit", "frozen_weights": "nf4"}
 """Values of settings for which torchao is needed."""
 CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 

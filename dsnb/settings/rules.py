@@ -50,6 +50,9 @@ def _beside_others(s: "Experiment") -> Iterator[str]:
     for name in ("checkpoint_every", "checkpoint_offload"):
         if not s.activation_checkpointing and is_set[name]:
             yield f"{name} is {getattr(s, name)!r}, but activation_checkpointing is off: turn it on, or drop {name}"
+    for name in ("lora_targets", "frozen_weights"):
+        if s.lora_rank == 0 and is_set[name]:
+            yield f"{name} is '{getattr(s, name)}', but lora_rank is 0: nothing is frozen; set it, or drop {name}"
     if s.powersgd_rank != 1 and s.gradient_compression != "powersgd":
         how = s.gradient_compression
         yield f"powersgd_rank is {s.powersgd_rank}, but gradient_compression is '{how}': set it to 'powersgd'"
@@ -170,6 +173,11 @@ def _fp8(s: "Experiment") -> Iterator[str]:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
 
 
+def _nf4(s: "Experiment") -> Iterator[str]:
+    if s.frozen_weights == "nf4" and s.zero_stage == 3:
+        yield "frozen_weights is 'nf4', but zero_stage is 3: weights are partitioned as built; use strategy 'fsdp'"
+
+
 def _cuda_graphs(s: "Experiment") -> Iterator[str]:
     """Refuse CUDA graphs where memory that a graph owns would be used after its next replay, or at another address."""
     if s.compile not in CUDA_GRAPHS:
@@ -216,6 +224,6 @@ def _loss_chunks(s: "Experiment") -> Iterator[str]:
 
 RULES: list[Rule] = [
     _of_strategy, _beside_others, lambda s: s.parallel_strategy.refusals(s), _optimizer,
-    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _nf4,
     _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip

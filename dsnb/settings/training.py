@@ -183,6 +183,12 @@ class Training(BaseModel):
     """Rank of PowerSGD's factors."""
     lora_rank: Count = 0
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
+    lora_targets: Literal["linear", "attention", "query-value"] = "linear"
+    """The layers of blocks that LoRA adapts: all linear ones, those of attention, or those of queries and values (one
+    layer where a model makes them together)."""
+    frozen_weights: Literal["auto", "nf4"] = "auto"
+    """Number format of the weights of blocks that LoRA leaves frozen: that of `precision`, or NF4, 4 bits with double
+    quantisation (QLoRA; torchao)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability of every dropout in the model (0.1 in the configurations of 2019; 0 is usual today)."""
     tensor_parallel: AtLeast1 = 1

@@ -304,6 +304,20 @@ def test_fsdp_reduces_a_block_in_fp32_and_updates_shards():
     assert full["backward"] == 16 * P / 2 + 4 * gathered
 
 
+def test_frozen_weights_of_4_bits_and_the_one_that_is_made_again():
+    """OPT-1.3B's blocks have 12 x 2,048^2 weights in linear layers, the largest of 4 x 2,048^2."""
+    adapters = 10_000_000
+    trace = replace(TRACE, trainable=adapters)
+    lora = {"strategy": "plain", "lora_rank": 8}
+    whole, small = (states(trace, **lora, frozen_weights=each) for each in ("auto", "nf4"))
+    quantized = 24 * 12 * 2048**2
+    assert whole.weights - small.weights == pytest.approx(quantized * (2 - 4.127 / 8), rel=1e-4)
+    assert (whole.buffers, small.buffers) == (0, 2 * 4 * 2048**2)
+    assert whole.optimizer == small.optimizer
+    shared = states(trace, strategy="fsdp", gpus=4, lora_rank=8, frozen_weights="nf4")
+    assert shared.weights == pytest.approx(small.weights / 4)
+
+
 def test_moments_of_8_bits_take_a_quarter_and_a_scale_for_each_256():
     for pure, width in (("native", 4), ("none", 2)):
         found = states(optimizer="adamw-8bit", strategy="fsdp", gpus=4, mixed_precision=pure)

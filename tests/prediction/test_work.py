@@ -344,6 +344,47 @@ def test_bytes_of_the_update_on_the_gpu(small, settings, each):
     assert small(**settings).optimizer_bytes == pytest.approx(1000 * each)
 
 
+def test_adapters_of_some_layers_are_fewer_in_every_count():
+    """GPT-2 makes queries, keys and values in one layer of h x 3h, and attention's output in one of h x h."""
+    h, layers = 768, 12
+    common = {"model": "gpt2", "strategy": "plain", "lora_rank": 8}
+    trained = {}
+    for targets in ("linear", "attention", "query-value"):
+        setting = Experiment(**common, lora_targets=targets)
+        trained[targets] = module.trained_parameters(setting)
+    assert trained == {
+        "linear": 8 * layers * 16 * h,
+        "attention": 8 * layers * 6 * h,
+        "query-value": 8 * layers * 4 * h,
+    }
+    counts = [work(**common, lora_targets=targets) for targets in trained]
+    for name in (
+        "matmul_flops",
+        "kernels",
+        "host_launches",
+        "elementwise_bytes",
+        "optimizer_bytes",
+    ):
+        values = [getattr(each, name) for each in counts]
+        assert values == sorted(values, reverse=True)
+        assert len(set(values)) == 3, name
+    unknown = r"lora_targets is 'attention': which layers of small these are was not counted; use 'linear'"
+    with pytest.raises(SettingsError, match=f"^{unknown}$"):
+        SMALL.adapters("attention")
+
+
+def test_weights_of_4_bits_are_made_again_for_each_pass():
+    """A weight is read with 4.127 bits and written with 16, twice, and once more where blocks are recomputed."""
+    common = {"model": "gpt2", "strategy": "plain", "lora_rank": 8}
+    for again, passes in (({}, 2), (AGAIN, 3)):
+        whole, small = (work(**common, **again, frozen_weights=each) for each in ("auto", "nf4"))
+        moved = small.elementwise_bytes - whole.elementwise_bytes
+        weights = 12 * 12 * 768**2
+        assert moved == pytest.approx(passes * weights * (4.127 / 8 + 2), rel=1e-4)
+        assert small.kernels - whole.kernels == 12 * 4 * passes
+        assert small.matmul_flops == whole.matmul_flops
+
+
 @pytest.mark.parametrize(
     ("settings", "of_block"),
     [

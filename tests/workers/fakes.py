@@ -22,7 +22,7 @@ from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, layout, logits, parts
+from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -170,7 +170,7 @@ def frozen(run):
     def mean_and_compare(mean, losses):
         if worker.rank() == 0:
             found = {
-                name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
+                name: {"changed": not is_same(one, after[name]), "dtype": str(one.dtype)}
                 for name, one in before.items()
             }
             json_files.write_json(run.dir / "parameters.json", found)
@@ -178,6 +178,12 @@ def frozen(run):
 
     change_trainer(keep)
     wrap(over_ranks, "mean_of_ranks", mean_and_compare)
+
+
+def is_same(first, second):
+    """Return whether a rank's shares have the same bits: those of weights of 4 bits may be no numbers."""
+    shares = (local(one.detach()).contiguous() for one in (first, second))
+    return torch.equal(*(one.flatten().view(torch.uint8) for one in shares))
 
 
 def states(run):
@@ -223,6 +229,21 @@ def stored_tensors(tensor):
     """Return the tensors that a quantized one consists of, or itself."""
     names = getattr(tensor, "tensor_attrs", ())
     return [getattr(tensor, name) for name in names] or [tensor]
+
+
+def dequantized(run):
+    """Let linear layers have the weights that NF4 stands for, in full."""
+
+    def quantize(experiment, model):
+        parts.use_linear_layers(model)
+        quantized.reveal_torchao(experiment)
+        for block in parts.blocks(model):
+            for layer in filter(quantized.fits_nf4, block.modules()):
+                small = quantized.Nf4Linear(layer)
+                bits = (small.weight, small.scales, small.factors, small.mean, small.table)
+                layer.weight = torch.nn.Parameter(quantized.dequantized(*bits))
+
+    build.quantize_blocks = quantize
 
 
 def latecomer(run):

@@ -120,6 +120,11 @@ def model_states(
     return MemoryParts(weights, gradients, optimizer, copies)
 
 
+NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a weight of 4 bits, with a scale of 8 bits for each block of 64 and a factor of 32 for each 256 scales:
+4.127 bits in all (Dettmers et al. 2023, arXiv:2305.14314, section 3)."""
+
+
 def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:
     """Return the bytes of Adafactor's second moments in fp32; like torch's, it has no first moment.
 

@@ -75,8 +75,9 @@ class Trainer:
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Return the full size, also of a parameter that ZeRO 3 has partitioned."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    """Return the full size, also of a parameter that ZeRO 3 has partitioned, or that holds weights of 4 bits."""
+    own = getattr(parameter, "ds_numel", parameter.numel())
+    return int(getattr(parameter, "stands_for", own))
 
 
 def _is_trainable(parameter: nn.Parameter) -> bool:

@@ -383,6 +383,48 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
 
 
+def test_lora_adapts_the_layers_that_are_asked_for(trained):
+    """GPT-2 makes queries, keys and values in one layer."""
+    settings = {"lora_rank": 4, "strategy": "plain", "steps": 2, "learning_rate": 1e-2}
+    layers = {"attention": ["c_attn", "c_proj"], "query-value": ["c_attn"]}
+    inputs_and_outputs = {"attention": 4 * 128 + 2 * 128, "query-value": 4 * 128}
+    for targets, names in layers.items():
+        result, paths = trained("frozen", **settings, lora_targets=targets)
+        parameters = json_files.read_json(paths.dir / "parameters.json")
+        changed = {name for name, each in parameters.items() if each["changed"]}
+        assert {name.rpartition(".lora_")[0].rpartition(".attn.")[2] for name in changed} == {
+            *names
+        }
+        assert result.summary["trainable_parameters"] == 4 * 4 * inputs_and_outputs[targets]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "settings"),
+    [
+        ({"strategy": "plain"}, {}),
+        ({**DDP, "gpus": 2}, {"lora_targets": "attention"}),
+        ({**FSDP, "gpus": 2}, CHECKPOINTED),
+        ({"zero_stage": 2, "gpus": 2}, {}),
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_train_as_the_same_weights_in_full(
+    trained, losses, sharing, settings
+):
+    """One process with the weights that NF4 stands for; they differ from the weights before by enough to tell."""
+    settings = {**SIX, "lora_rank": 8, "learning_rate": 1e-2, "micro_batch_size": 4, **settings}
+    nf4 = {**settings, "frozen_weights": "nf4"}
+    curve = losses("dequantized", **nf4, strategy="plain")
+    assert curve != pytest.approx(losses(**settings, strategy="plain"), abs=1e-3)
+    shared = {**nf4, **sharing, "micro_batch_size": 4 // sharing.get("gpus", 1)}
+    assert losses("frozen", **shared) == pytest.approx(curve, abs=ADAM)
+    result, paths = trained("frozen", **shared)
+    whole, _ = trained(**settings, strategy="plain")
+    assert result.summary["parameters"] == whole.summary["parameters"]
+    parameters = json_files.read_json(paths.dir / "parameters.json")
+    assert all("lora_" in name for name, each in parameters.items() if each["changed"])
+
+
 def test_powersgd_compresses_and_converges(losses, expected):
     settings = {"steps": 20, "learning_rate": 1e-3}
     powersgd = {"gradient_compression": "powersgd", "powersgd_rank": 2}
