@@ -173,8 +173,10 @@ def predicted(rows: Sequence[Row]) -> pd.DataFrame:
 def _measured(row: Row) -> dict[str, Any]:
     line = {name: row.published.get(name, "") for name in COPIED}
     unknown = ("predicted", "of_dsnb", "ratio", "low", "high", "error_pct", "memory_gib")
+    experiment = row.experiment.name_with_model if row.experiment else ""
     return {
         **line,
+        "experiment": experiment,
         "measured": row.published.get("tps"),
         "mem": row.published.get("mem"),
         "oom": bool(row.published.get("oom")),

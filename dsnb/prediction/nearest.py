@@ -150,9 +150,8 @@ def _columns() -> tuple[dict[str, NDArray[np.str_]], dict[str, NDArray[np.float6
     return traits, numbers
 
 
-def nearest(experiment: Experiment, gpu: GpuSpec, nodes: int) -> MeasuredRun:
-    """Return the measured run that is nearest to a setting; of equally near ones, the first."""
-    asked, sizes = features(experiment, gpu, nodes)
+def nearest(asked: Mapping[str, str], sizes: Mapping[str, float]) -> MeasuredRun:
+    """Return the measured run that is nearest to the `features` of a setting; of equally near ones, the first."""
     traits, numbers = _columns()
     distance = np.zeros(len(runs()))
     for name, column in traits.items():
@@ -164,8 +163,8 @@ def nearest(experiment: Experiment, gpu: GpuSpec, nodes: int) -> MeasuredRun:
 
 def sentence(experiment: Experiment, gpu: GpuSpec, nodes: int) -> str:
     """Return the nearest run in words: "measured on H200: llama-3.1-8b, 2 GPUs, ZeRO 3, 21,519 tokens/s, ..."."""
-    run = nearest(experiment, gpu, nodes)
     asked, sizes = features(experiment, gpu, nodes)
+    run = nearest(asked, sizes)
     where = f"measured on {run.gpu}"
     if not run.is_own:
         where = f"measured by {run.source} on {run.gpu}"

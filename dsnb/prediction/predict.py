@@ -255,19 +255,19 @@ def tabulated(
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
         tokens_per_s = experiment.tokens_per_step / step_s
+        flops = flops_per_token(experiment, trace)
+        tflops = metrics.tflops(flops, tokens_per_s / experiment.gpus)
+        mfu = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12) or math.inf
         row |= {
             "tokens_per_s": tokens_per_s,
-            **_speed_columns(experiment, hardware, tokens_per_s, is_by_cpu, is_tight),
+            **_speed_columns(experiment, hardware, tokens_per_s, mfu, is_by_cpu, is_tight),
             "step_time_s": step_s,
             "limited_by": "CPU" if is_by_cpu else "GPU",
             **parts,
         }
         usual_tokens = math.nan
         if trace:
-            tflops = metrics.tflops(
-                flops_per_token(experiment, trace), tokens_per_s / experiment.gpus
-            )
-            row["mfu"] = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12)
+            row["mfu"] = mfu
             is_fine_tuning = planning.is_fine_tuning(vars(experiment))
             usual_tokens = planning.usual_tokens(trace.parameters, is_fine_tuning)
         to_train = usual_tokens if tokens is None else tokens
@@ -289,7 +289,12 @@ def tabulated(
 
 
 def _speed_columns(
-    experiment: Experiment, hardware: Hardware, tokens_per_s: float, by_cpu: bool, tight: bool
+    experiment: Experiment,
+    hardware: Hardware,
+    tokens_per_s: float,
+    mfu: float,
+    by_cpu: bool,
+    tight: bool,
 ) -> dict[str, Any]:
     """Return the range of a predicted speed, and that of other programs where they were measured as well."""
     gpu = hardware.gpu
@@ -301,8 +306,6 @@ def _speed_columns(
             "step_time_error_pct": math.nan,
             "step_time_error_on": TIGHT,
         }
-    tflops = metrics.tflops(flops_per_token(experiment), tokens_per_s / experiment.gpus)
-    mfu = metrics.mfu(tflops, gpu.peak_flops(experiment.precision) / 1e12) or math.inf
     most = speed_range.best_mfu(gpu.name, experiment) / mfu
     found = hardware.speed_range(experiment, by_cpu).at_most(most)
     columns = {

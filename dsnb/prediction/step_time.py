@@ -242,15 +242,27 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     is_one_node = split * experiment.data_parallel * experiment.pipeline_parallel <= node_gpus
     bandwidths = {
         "nodes": float(link.nodes(experiment)),
-        "pipeline_inside": link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9,
+        "pipeline_inside": _inside(gpu, link, 2, node_gpus),
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
     }
     for name, members, stride in (("data", experiment.data_parallel, split), ("tensor", split, 1)):
         on_node = max(1, min(members, node_gpus // stride))
-        bandwidths[f"{name}_inside"] = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
+        bandwidths[f"{name}_inside"] = _inside(gpu, link, on_node, node_gpus)
         bandwidths[f"{name}_network"] = 0.0 if on_node == members else network * on_node
     return bandwidths
+
+
+def _inside(gpu: GpuSpec, link: Link, members: int, node_gpus: int) -> float:
+    """Return a GPU's bandwidth to others of its node in bytes/s.
+
+    Collectives over PCIe reach less of it than those over NVLink: between sockets, and between
+    cards without access to each other's memory, they go through the memory of the host.
+    """
+    rate = link.inside_gb_per_s(gpu, members, node_gpus) * 1e9
+    if not link.nvlink or not gpu.nvlink_gb_per_s:
+        rate *= STEP.pcie_share
+    return rate
 
 
 def problem(experiment: Experiment, gpu: str | GpuSpec, link: str) -> str:

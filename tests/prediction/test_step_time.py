@@ -262,10 +262,10 @@ def test_routes_inside_a_node_and_between_nodes():
     two = routes("V100", "nvlink", **{**four, "gpus": 2}, tensor_parallel=2)
     assert two.tensor_inside == 150e9
     assert routes("V100", "nvlink", **{**four, "gpus": 1}).data_inside == 150e9  # nobody to send to
-    assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
-        150e9,
-        16e9,
-    ]
+    assert routes("V100", "nvlink", **four).data_inside == 150e9
+    assert routes("V100", "pcie", **four).data_inside == module.STEP.pcie_share * 16e9
+    unlinked = routes("L40S", "nvlink", gpus=4)  # it has no NVLink
+    assert unlinked.data_inside == pytest.approx(module.STEP.pcie_share * 32e9)
 
 
 def test_a_setting_has_at_least_the_nodes_that_were_asked_for_and_8_gpus_on_each():
@@ -450,6 +450,7 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
     """H200: 67 TFLOP/s in fp32, 494 in tf32, 989 in bf16, 4.8 TB/s."""
     monkeypatch.setattr(module.STEP, "fp32_attention", 3.0)
     monkeypatch.setattr(module.STEP, "tf32_products", 2.0)
+    monkeypatch.setattr(module, "ATTENTION_GAINS", {"H200": [1.5]})
     gpu = replace(gpus.find("H200"), product_gain=0.5, memory_gain=0.25)
 
     def rates(precision):
@@ -457,9 +458,9 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
         assert counts.memory_bytes_per_s == 4.8e12 * 0.25
         return counts.peak_flops / 1e12, counts.attention_flops_per_s / 1e12
 
-    assert rates("bf16") == pytest.approx((989 / 2, 989 / 2))
-    assert rates("fp32") == pytest.approx((67 / 2, 3 * 67 / 2))
-    assert rates("tf32") == pytest.approx((494 / 2 / 2, 3 * 67 / 2))
+    assert rates("bf16") == pytest.approx((989 / 2, 1.5 * 989 / 2))
+    assert rates("fp32") == pytest.approx((67 / 2, 1.5 * 3 * 67 / 2))
+    assert rates("tf32") == pytest.approx((494 / 2 / 2, 1.5 * 3 * 67 / 2))
 
 
 def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkeypatch):
