@@ -278,8 +278,8 @@ def _inside(gpu: GpuSpec, link: Link, members: int, node_gpus: int) -> float:
     return rate
 
 
-def problem(experiment: Experiment, gpu: str, link: str) -> str:
-    """Return why an experiment cannot be predicted on a known GPU and link; empty if it can."""
+def problem(experiment: Experiment, gpu: str | GpuSpec, link: str) -> str:
+    """Return why an experiment cannot be predicted on a GPU and link; empty if it can."""
     spec = gpus.find(gpu)
     path = gpus.link(link)
     try:
