@@ -248,7 +248,9 @@ def _weight_traffic(step: _Step) -> float:
     """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
 
     DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added
-    back to be reduced (0.19.8, `fill_grad_accum_attribute`).
+    back to be reduced (0.19.8, `fill_grad_accum_attribute`). ZeRO 3 puts gathered weights in order
+    for both passes (`AllGatherCoalescedHandle.wait`), copies gradients into a bucket, orders them
+    by ranks and divides them (`reduce_scatter_coalesced`): five times it reads and writes each.
     """
     experiment = step.experiment
     if experiment.lora_rank:
@@ -263,6 +265,8 @@ def _weight_traffic(step: _Step) -> float:
     if strategy.wraps_blocks and experiment.data_parallel > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
         moved += 14
+    if strategy.is_deepspeed and strategy.shards_weights(experiment) and experiment.gpus > 1:
+        moved += 5 * 2 * numbers.trained_bytes
     added = 1 - 1 / experiment.grad_accum  # share of micro-batches whose gradients are added
     if strategy.wraps_blocks and strategy.reductions(experiment) == experiment.grad_accum:
         moved += 12 * added / experiment.shard_ranks  # to the rank's share

@@ -262,10 +262,10 @@ def test_routes_inside_a_node_and_between_nodes():
     two = routes("V100", "nvlink", **{**four, "gpus": 2}, tensor_parallel=2)
     assert two.tensor_inside == 150e9
     assert routes("V100", "nvlink", **{**four, "gpus": 1}).data_inside == 150e9  # nobody to send to
-    assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
-        150e9,
-        16e9,
-    ]
+    assert routes("V100", "nvlink", **four).data_inside == 150e9
+    assert routes("V100", "pcie", **four).data_inside == module.STEP.pcie_share * 16e9
+    unlinked = routes("L40S", "nvlink", gpus=4)  # it has no NVLink
+    assert unlinked.data_inside == pytest.approx(module.STEP.pcie_share * 32e9)
 
 
 def test_shards_stay_in_a_node_and_each_of_its_gpus_averages_its_own():
@@ -407,6 +407,62 @@ def test_only_what_overlaps_is_hidden_beside_the_passes():
     assert exposed(1.0, **both) == pytest.approx((1.5, 1.5))
 
 
+def test_what_waits_for_the_network_is_hidden_behind_the_passes(monkeypatch):
+    """2 s inside a node, 0.9 of them hidden, and 8 - 2 s of waiting, 0.5 of them hidden; at most the passes."""
+    monkeypatch.setattr(module.STEP, "network_overlap", 0.5)
+    work = {"all_gather": 1e9, "data_network": 0.5e9, "gather_overlaps": 1.0}
+
+    def exposed(passes_s):
+        counts = replace(BLANK, **work, matmul_flops=passes_s * 0.5e12)
+        return parts(counts, SHARES).all_gather_s
+
+    assert exposed(10.0) == pytest.approx(8 - 0.9 * 2 - 0.5 * 6)
+    assert exposed(3.0) == pytest.approx(8 - 3)
+
+
+def test_a_collective_takes_a_hop_for_each_node_of_a_ring_and_two_for_each_level_of_a_tree(
+    monkeypatch,
+):
+    """Ten messages over 16 nodes: 16 hops each in a ring; an all-reduce goes up and down a tree of 4 levels."""
+    monkeypatch.setattr(module.STEP, "latency_s", 0.0)
+    monkeypatch.setattr(module.STEP, "hop_s", 1.0)
+    route = {"data_network": 1e30, "data_inside": 1e30, "data_messages": 10.0}
+
+    def seconds(nodes, **sent):
+        times = parts(replace(BLANK, **route, nodes=nodes, **sent), SHARES)
+        return times.all_reduce_s + times.all_gather_s
+
+    assert seconds(16.0, all_gather=1e3) == pytest.approx(160)
+    assert seconds(16.0, all_reduce=2e3) == pytest.approx(80)
+    assert seconds(16.0, all_reduce=2e3, all_gather=1e3) == pytest.approx((80 + 160) / 2)
+    assert seconds(2.0, all_reduce=2e3) == pytest.approx(20)  # there and back
+    assert seconds(2.0, all_gather=1e3) == pytest.approx(20)
+
+
+def test_passes_wait_for_the_slowest_of_the_nodes(monkeypatch):
+    """A delay of 0.1 on average: 1 + 0.1 ln(n) times as long on n nodes, but not the optimizer."""
+    monkeypatch.setattr(module.STEP, "node_delay", 0.1)
+    work = {"matmul_flops": 0.5e12, "attention_flops": 0.4e12, "elementwise_bytes": 0.8e12}
+    one = parts(replace(BLANK, **work, optimizer_bytes=0.8e12, nodes=1.0), SHARES)
+    many = parts(replace(BLANK, **work, optimizer_bytes=0.8e12, nodes=100.0), SHARES)
+    slower = 1 + 0.1 * 4.60517
+    assert (one.matmul_s, one.attention_s, one.memory_bound_s) == pytest.approx((1, 1, 1))
+    passes = (many.matmul_s, many.attention_s, many.memory_bound_s)
+    assert passes == pytest.approx((slower, slower, slower))
+    assert many.optimizer_s == pytest.approx(1)
+
+
+def test_speed_per_gpu_falls_with_the_number_of_nodes():
+    def per_gpu(gpus):
+        settings = {"gpus": gpus, "strategy": "fsdp", "precision": "bf16"}
+        counts = count_step(experiment(**settings), module.gpus.find("H100"), link("ib:400"))
+        return 1 / parts(counts, module.DEFAULT).step_time_s
+
+    speeds = [per_gpu(gpus) for gpus in (64, 256, 1024)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] / speeds[-1] > 1.02
+
+
 def test_the_gpu_does_not_wait_for_the_host_while_it_communicates(monkeypatch):
     """Launches of 5 s beside 2 s of communication: 5 x (1 + 0.4^5)^(1/5) - 2."""
     monkeypatch.setattr(module.STEP, "overlap_power", 5)
@@ -427,6 +483,7 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
     """H200: 67 TFLOP/s in fp32, 494 in tf32, 989 in bf16, 4.8 TB/s."""
     monkeypatch.setattr(module.STEP, "fp32_attention", 3.0)
     monkeypatch.setattr(module.STEP, "tf32_products", 2.0)
+    monkeypatch.setattr(module, "ATTENTION_GAINS", {"H200": [1.5]})
     gpu = replace(gpus.find("H200"), product_gain=0.5, memory_gain=0.25)
 
     def rates(precision):
@@ -434,9 +491,9 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
         assert counts.memory_bytes_per_s == 4.8e12 * 0.25
         return counts.peak_flops / 1e12, counts.attention_flops_per_s / 1e12
 
-    assert rates("bf16") == pytest.approx((989 / 2, 989 / 2))
-    assert rates("fp32") == pytest.approx((67 / 2, 3 * 67 / 2))
-    assert rates("tf32") == pytest.approx((494 / 2 / 2, 3 * 67 / 2))
+    assert rates("bf16") == pytest.approx((989 / 2, 1.5 * 989 / 2))
+    assert rates("fp32") == pytest.approx((67 / 2, 1.5 * 3 * 67 / 2))
+    assert rates("tf32") == pytest.approx((494 / 2 / 2, 1.5 * 3 * 67 / 2))
 
 
 def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkeypatch):
