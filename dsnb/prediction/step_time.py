@@ -179,7 +179,7 @@ def traffic(experiment: Experiment) -> dict[str, float]:
 
     Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019,
     arXiv:1909.08053). DeepSpeed's layers reduce the gradient of each input, also of OPT's queries,
-    keys and values, which share one.
+    keys and values, which share one; with FSDP they do it together.
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
@@ -194,7 +194,8 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     hidden_states = tokens * model.hidden * experiment.numbers.computed_bytes
     ranks = experiment.tensor_parallel
     if ranks > 1:
-        of_block = model.linear + 2 * recomputed_share(experiment)
+        of_passes = 4 if experiment.parallel_strategy.shares_split_inputs else model.linear
+        of_block = of_passes + 2 * recomputed_share(experiment)
         blocks = model.layers / experiment.pipeline_parallel
         reductions = experiment.grad_accum * of_block * blocks
         sent["tensor_all_reduce"] = reductions * hidden_states * 2 * (ranks - 1) / ranks

@@ -163,6 +163,8 @@ class Strategy:
     """Whether `mixed_precision` matters: otherwise half precision is always autocast."""
     has_masters: bool = False
     """Whether native half precision trains weights in half precision, with copies in fp32."""
+    shares_split_inputs: bool = False
+    """Whether split layers that read one input add up its gradient together: queries, keys and values."""
     wraps_blocks: bool = False
     """Whether each block is wrapped and has hooks."""
     splits_graphs: bool = False
