@@ -11,6 +11,7 @@ import typer
 import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import signals
+from dsnb.cli.known import print_known
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.measure.sweep.params import is_params, left_out_lines
@@ -19,7 +20,7 @@ from dsnb.results.runs.number_text import significant
 from dsnb.settings.experiment import Experiment
 
 GpuName = Annotated[
-    str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)
+    str, option("NAME", "GPU to predict for, such as H100, or a CSV file of one.", default=True)
 ]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
@@ -119,7 +120,8 @@ def recommend(
         ),
     ],
     gpu: Annotated[
-        str, option("NAME", "GPU, such as H100.", default="of this machine, or H200")
+        str,
+        option("NAME", "GPU, such as H100, or a CSV file.", default="of this machine, or H200"),
     ] = "",
     gpus: Annotated[
         int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")
@@ -169,6 +171,15 @@ def recommend(
     ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="Print the models and GPUs that are known by name.",
+            callback=print_known,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Recommend settings for a model, or one of a params file, with cost, reasons and alternatives.
 

@@ -146,7 +146,7 @@ def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:
         return say("runner_up.measured", **facts)
     if len(predicted) == 2 and not of_memory:
         target = search.target
-        known = ratio_errors.errors_for(target.hardware.gpu.name, target.link, target.calibrate)
+        known = ratio_errors.errors_for(target.hardware.gpu, target.link, target.calibrate)
         experiments = [search.asked[name] for name in pair.index]
         doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)
     else:

@@ -257,7 +257,7 @@ def unmeasured(
     for experiment in wanted:
         if experiment.name_with_model in ended:
             continue
-        if why := problem(experiment, hardware.gpu.name, link):
+        if why := problem(experiment, hardware.gpu, link):
             problems.append(why)
         else:
             shown.append(experiment)

@@ -301,7 +301,8 @@ def measured_figures(
     runs: pd.DataFrame, asked: Sequence[Experiment], target: Target
 ) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    runs = runs_on(runs, gpus.find(target.hardware.gpu.name))
+    on = target.hardware.gpu
+    runs = runs_on(runs, known_gpu(on.name) or on)
     names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     named = named[named["experiment"].isin([one.name_with_model for one in asked])]

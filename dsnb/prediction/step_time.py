@@ -254,8 +254,8 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     return bandwidths
 
 
-def problem(experiment: Experiment, gpu: str, link: str) -> str:
-    """Return why an experiment cannot be predicted on a known GPU and link; empty if it can."""
+def problem(experiment: Experiment, gpu: str | GpuSpec, link: str) -> str:
+    """Return why an experiment cannot be predicted on a GPU and link; empty if it can."""
     spec = gpus.find(gpu)
     path = gpus.link(link)
     try:

@@ -291,7 +291,7 @@ def test_gpus_by_the_names_of_publications_and_drivers():
         "MI150X": "MI250X",
     }
     assert {name: gpus.find(name).name for name in names} == names
-    with pytest.raises(SettingsError, match="unknown GPU 'Z9': choose one of B200, H200, "):
+    with pytest.raises(SettingsError, match="unknown GPU 'Z9': `dsnb recommend --list`"):
         gpus.find("Z9")
     rates = [gpus.find("H200").peak_flops(name) / 1e12 for name in ("fp32", "tf32", "fp16", "bf16")]
     assert rates == [67, 494, 989, 989]
