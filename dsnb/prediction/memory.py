@@ -17,7 +17,7 @@ from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
-from dsnb.prediction.work import quantized_parameters
+from dsnb.prediction.work import quantized_parameters, recomputed_share
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
 from dsnb.settings.strategies import load
@@ -101,7 +101,7 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
 
 def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     """Return the traces of the ranks that differ: the first and last stage of a pipeline, else one."""
-    split = _split_by_tensor_parallel(experiment, trace)
+    split = _recast_in_fp8(experiment, _split_by_tensor_parallel(experiment, trace))
     stages = experiment.pipeline_parallel
     if stages == 1:
         return [split]
@@ -132,6 +132,27 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
         dropout=experiment.dropout > 0,
     )
     less = (1 - 1 / experiment.tensor_parallel) * max(0.0, trace.kept - replicated)
+    return _kept_less(trace, less)
+
+
+def _recast_in_fp8(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace without what compiled blocks with products in fp8 make again instead of keeping it.
+
+    A product in half precision keeps its input, which is a result of norms or activations; scaled
+    to fp8, the compiler keeps what that is made from. Autocast has norms in fp32 besides.
+    """
+    if experiment.matmul != "fp8" or experiment.compile == "off":
+        return trace
+    model = shape(experiment.model)
+    each = experiment.numbers.computed_bytes * model.recast
+    if experiment.numbers.casts_weights:
+        each += 4.0 * model.hidden
+    blocks = trace.layers * (1 - recomputed_share(experiment))
+    return _kept_less(trace, each * experiment.micro_batch_tokens * blocks)
+
+
+def _kept_less(trace: MemoryTrace, less: float) -> MemoryTrace:
+    """Return a trace whose blocks keep fewer bytes."""
     # The activations of blocks shrink as their gradients are computed; frozen weights outside of
     # blocks have none.
     of_blocks = trace.trainable

@@ -22,7 +22,13 @@ from dsnb.base.formulas.memory import NF4
 from dsnb.prediction import gpus, tuned
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.work import quantized_parameters, recomputed_share, trained_parameters, work
+from dsnb.prediction.work import (
+    WORK,
+    quantized_parameters,
+    recomputed_share,
+    trained_parameters,
+    work,
+)
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
@@ -149,6 +155,9 @@ def count_step(
     if experiment.precision == "tf32":
         peak_flops /= STEP.tf32_products
     counts = work(experiment, masked) | traffic(experiment) | routes(experiment, gpu, link)
+    in_fp8 = counts.pop("fp8_flops")
+    if in_fp8:
+        counts["matmul_flops"] += in_fp8 * peak_flops / (gpu.fp8_flops() * WORK.fp8_efficiency)
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
     return StepCounts(
         peak_flops=peak_flops * gpu.product_gain,
@@ -160,10 +169,6 @@ def count_step(
 
 def check(experiment: Experiment, link: Link) -> None:
     """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
-    if experiment.matmul == "fp8":
-        raise SettingsError(
-            "matmul is 'fp8': neither its time nor its memory can be predicted; measure it"
-        )
     link.check(experiment.gpus, link.nodes(experiment))
 
 

@@ -1,5 +1,6 @@
 """Constants fitted to measured runs, and errors on runs left out of the calibration, as the page states them."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import dsnb
 from benchmarks import left_out_families, prediction_errors
 from benchmarks.prediction_errors import PRIOR, usual_launch_us
-from dsnb.prediction import accuracy
+from dsnb.prediction import accuracy, traces
 from dsnb.prediction.accuracy import (
     ALL,
     DEFAULT_COVERAGE,
@@ -28,9 +29,11 @@ from dsnb.prediction.accuracy import (
 )
 from dsnb.prediction.calibration import calibrate, left_out, measured
 from dsnb.prediction.gpus import Link, find, link
+from dsnb.prediction.memory import peak_memory
 from dsnb.prediction.predict import Hardware
 from dsnb.prediction.step_time import DEFAULT, FITTED_SETTINGS, step_times
 from dsnb.settings.experiment import Experiment
+from tests import ROOT
 from tests.prediction.made_up import TRACE, runs
 
 SMALL = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128}
@@ -230,6 +233,30 @@ def test_predictions_state_the_error_of_their_kind(monkeypatch):
     factors = 1 + table["tokens_per_s_error_pct"] / 100
     assert list(table["days"] / factors) == pytest.approx(list(table["days_low"]))
     assert list(table["days"] * factors) == pytest.approx(list(table["days_high"]))
+
+
+def test_products_in_fp8_are_predicted_as_well_as_the_page_says():
+    """Llama 3.1 8B, by which the constants of fp8 were chosen, and 3.2 1B, which they were tried on."""
+    made = prediction_errors.in_fp8()
+    errors = {}
+    for run, error in zip(made, prediction_errors.errors_of(made), strict=True):
+        errors.setdefault(run.experiment.model, []).append(error)
+    page = (ROOT / "docs" / "explanation" / "prediction_time_errors.md").read_text()
+    words = r"(\d) % too short for Llama 3\.1 8B,\s.*?and (\d) % for Llama 3\.2 1B"
+    stated = re.search(words, page, re.DOTALL)
+    shorter = [-np.mean(errors[model]) for model in ("llama-3.1-8b", "llama-3.2-1b")]
+    assert shorter == pytest.approx([int(each) for each in stated.groups()], abs=1.0)
+
+
+@pytest.mark.process
+def test_the_memory_of_products_in_fp8_is_that_measured():
+    """Blocks keep 11 GiB less of Llama 3.1 8B, 7.8 of 3.2 1B under autocast."""
+    made = [run.experiment for run in prediction_errors.in_fp8()]
+    peaks = {}
+    for experiment, trace in zip(made, traces.traces(made), strict=True):
+        peaks[experiment.model] = peak_memory(experiment, trace).gib
+    assert peaks["llama-3.1-8b"] == pytest.approx(74.50, rel=0.01)
+    assert peaks["llama-3.2-1b"] == pytest.approx(33.46, rel=0.01)
 
 
 def unlike(gpu="H200", covered=DEFAULT_COVERAGE, path=None, **settings):
