@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
+FOUR_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 4, reason="needs four GPUs")
 profiling = lazy.Module("dsnb.measure.train.profiling")
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
@@ -308,6 +309,41 @@ def test_ranks_that_share_a_model_train_as_one_does(
     assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(
         losses(**common), abs=tolerance
     )
+
+
+@TWO_GPUS
+@pytest.mark.parametrize(
+    ("model", "compiled"),
+    [
+        ("gpt2-tiny", "off"),
+        ("bloom-tiny", "off"),
+        ("llama-tiny", "off"),
+        ("qwen3-tiny", "off"),
+        ("llama-tiny", "default"),
+        ("qwen3-tiny", "default"),
+    ],
+)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_sharded_parts_of_layers_train_as_one_process_does(
+    losses, model, compiled, precision, tolerance
+):
+    common = {**ON_GPU, "model": model, "precision": precision, "compile": compiled}
+    common |= {"gradient_clipping": 0.5, "micro_batch_size": 4, "learning_rate": 1e-3}
+    split = {**common, "strategy": "fsdp", "gpus": 2, **SPLIT}
+    assert losses(**split) == pytest.approx(losses(**common, strategy="plain"), abs=tolerance)
+
+
+@FOUR_GPUS
+@pytest.mark.parametrize("sharing", [{"shard_size": 2}, SPLIT], ids=str)
+@pytest.mark.parametrize("compiled", ["off", "default"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_groups_of_fsdp_train_as_one_process_does(losses, sharing, compiled, precision, tolerance):
+    common = {**ON_GPU, "model": "llama-tiny", "precision": precision, "compile": compiled}
+    common |= {"gradient_clipping": 0.5, "learning_rate": 1e-3}
+    size = 8 // (4 // sharing.get("tensor_parallel", 1)) // 2
+    groups = {**common, "strategy": "fsdp", "gpus": 4, "grad_accum": 2, **sharing}
+    alone = losses(**common, strategy="plain", micro_batch_size=8)
+    assert losses(**groups, micro_batch_size=size) == pytest.approx(alone, abs=tolerance)
 
 
 def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):

@@ -34,8 +34,14 @@ LinkName = Annotated[
 USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
 SLOW = ("dsnb.prediction.traces", "dsnb.show.form.measure")
 """Modules that log what takes long."""
-CAVEATS = {"outside": "not covered by the calibration:", "probe": "adjusted by the"}
+CAVEATS = {
+    "nearest": "nearest run,",
+    "outside": "not covered by the calibration:",
+    "probe": "adjusted by the",
+}
 """Columns of predictions that say how their figures came about, and words before them."""
+MAX_CAVEATS = 3
+"""Different ones that are printed, those of the first settings; JSON and CSV have all."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -337,6 +343,9 @@ def _show(
         texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
     show(numbers, texts.loc[:, (texts != "").any()], format_)
     for column, about in CAVEATS.items():
-        for caveat in numbers.get(column, numbers.index[:0]).unique():
-            if caveat and caveat not in said:
+        if column == "nearest" and not gpu:  # a recommendation says it above its table
+            continue
+        caveats = [one for one in numbers.get(column, numbers.index[:0]).unique() if one]
+        for caveat in caveats[:MAX_CAVEATS]:
+            if caveat not in said:
                 say(f"{about} {caveat}", err=format_.is_data)

@@ -180,9 +180,12 @@ class Engine:
         self.trace = trace
         self.numbers = experiment.numbers
         self.width = self.numbers.trained_bytes  # of a trained weight and of its gradient
-        self.ranks = experiment.data_parallel
+        self.ranks = experiment.shard_ranks
         self.trained = trace.trainable * of_rank  # elements before data-parallel ranks share them
         self.share = self.trained / self.ranks  # elements where they do
+        of_blocks = max(1.0, trace.parameters - trace.of_root)
+        self.of_block = trace.of_block * (of_rank * trace.parameters - trace.of_root) / of_blocks
+        self.whole = of_rank * trace.parameters  # elements that a rank gathers at most
         self.frozen = (trace.parameters - trace.trainable) * of_rank  # elements, by LoRA
         self.accumulates = experiment.grad_accum > 1
         self.offloaded = experiment.offload.partition("-")[0]  # `none`, `optimizer` or `all`
@@ -339,15 +342,15 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
     """
     trace = engine.trace
     gathered_bytes = 2 if engine.numbers.natively_half else 4
-    of_blocks = trace.of_block
+    of_blocks = engine.of_block
     if engine.experiment.gathered_weights == "micro-batch":
-        of_blocks = trace.parameters - trace.of_root
+        of_blocks = engine.whole - trace.of_root
     gathered = gathered_bytes * trace.of_root + _gathered_blocks(engine, gathered_bytes, of_blocks)
     states = engine.states.plus(buffers=gathered)
     # A block's gradients are copied to the format of the shards to be reduced, where the weights of
     # the next one take less.
     width = engine.width
-    reduced = (width - gathered_bytes) * trace.of_block
+    reduced = (width - gathered_bytes) * engine.of_block
     share = width * engine.share
     kept = share
     if engine.experiment.reduce_gradients == "step":

@@ -35,6 +35,7 @@ from dsnb.settings.strategies import ModelSize
 HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
 STEP = tuned.numbers("step")
+ATTENTION_GAINS = tuned.rows(tuned.TUNED["attention_gains"])
 HOST_CASTS = 12 / 28
 """Time of casting a weight on the host and copying it unpinned, in updates of a parameter, by the
 bytes that both move: ZeRO 3 does that where the weights stay on the GPU."""
@@ -124,6 +125,8 @@ class StepCounts:
     tensor_network: float
     pipeline_inside: float
     pipeline_network: float
+    replica_inside: float
+    replica_network: float
     host_link: float
     all_reduce: float = 0.0  # `traffic`: from here on of data-parallel ranks, as `Traffic` has it
     reduce_scatter: float = 0.0
@@ -133,7 +136,10 @@ class StepCounts:
     point_to_point: float = 0.0  # between pipeline stages
     to_host: float = 0.0  # between the GPU and host memory
     cpu_parameters: float = 0.0  # parameters that one host updates, for all of its ranks
+    replica_all_reduce: float = 0.0  # between groups that hold copies of one another's shards
+    nodes: float = 1.0
     data_messages: float = 0.0  # collectives, and sends of a pipeline
+    replica_messages: float = 0.0
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
     reduction_overlaps: float = 0.0  # 1 where reductions run beside both passes, else 0
@@ -158,10 +164,11 @@ def count_step(
     in_fp8 = counts.pop("fp8_flops")
     if in_fp8:
         counts["matmul_flops"] += in_fp8 * peak_flops / (gpu.fp8_flops() * WORK.fp8_efficiency)
+    (attention_gain,) = ATTENTION_GAINS.get(gpu.name, [1.0])
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
     return StepCounts(
         peak_flops=peak_flops * gpu.product_gain,
-        attention_flops_per_s=attention_flops * gpu.product_gain,
+        attention_flops_per_s=attention_flops * gpu.product_gain * attention_gain,
         memory_bytes_per_s=gpu.memory_gb_per_s * 1e9 * gpu.memory_gain,
         **counts,
     )
@@ -181,11 +188,11 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
-    sent_less = (
-        1 - NF4 / experiment.numbers.computed_bytes
-    )  # weights of 4 bits are gathered as such
+    undivided = model.parameters - model.layers * model.weights
+    # Weights of 4 bits are gathered as such.
+    sent_less = 1 - NF4 / experiment.numbers.computed_bytes
     parameters = model.parameters - sent_less * quantized_parameters(experiment)
-    size = ModelSize(parameters, trained, model.layers, model.hidden, model.family)
+    size = ModelSize(parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
     tokens = experiment.micro_batch_tokens
@@ -237,8 +244,9 @@ def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float
 
 
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
-    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
+    """Return the bandwidths of an experiment's groups.
 
+    Tensor-parallel ranks are neighbours, then those that share shards, then groups with copies.
     A ring over several nodes enters and leaves each node once, so its members on a node add up
     their network.
     """
@@ -248,15 +256,31 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
 
     is_one_node = split * experiment.data_parallel * experiment.pipeline_parallel <= node_gpus
     bandwidths = {
-        "pipeline_inside": link.inside_gb_per_s(gpu, 2, node_gpus) * 1e9,
+        "nodes": float(link.nodes(experiment)),
+        "pipeline_inside": _inside(gpu, link, 2, node_gpus),
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
     }
-    for name, members, stride in (("data", experiment.data_parallel, split), ("tensor", split, 1)):
+    shared = experiment.shard_ranks
+    replicas = experiment.data_parallel // shared
+    groups = [("tensor", split, 1), ("data", shared, split), ("replica", replicas, split * shared)]
+    for name, members, stride in groups:
         on_node = max(1, min(members, node_gpus // stride))
-        bandwidths[f"{name}_inside"] = link.inside_gb_per_s(gpu, on_node, node_gpus) * 1e9
+        bandwidths[f"{name}_inside"] = _inside(gpu, link, on_node, node_gpus)
         bandwidths[f"{name}_network"] = 0.0 if on_node == members else network * on_node
     return bandwidths
+
+
+def _inside(gpu: GpuSpec, link: Link, members: int, node_gpus: int) -> float:
+    """Return a GPU's bandwidth to others of its node in bytes/s.
+
+    Collectives over PCIe reach less of it than those over NVLink: between sockets, and between
+    cards without access to each other's memory, they go through the memory of the host.
+    """
+    rate = link.inside_gb_per_s(gpu, members, node_gpus) * 1e9
+    if not link.nvlink or not gpu.nvlink_gb_per_s:
+        rate *= STEP.pcie_share
+    return rate
 
 
 def problem(experiment: Experiment, gpu: str | GpuSpec, link: str) -> str:
@@ -285,12 +309,15 @@ def stack(settings: Sequence[StepCounts]) -> StepCounts:
 def parts(counts: StepCounts, constants: Constants) -> StepTime:
     """Return the parts of a step, numbers or arrays like the counts."""
     c = constants
+    slower = _slowest_node(counts.nodes)
     memory = counts.memory_bytes_per_s * c.memory_efficiency
     products = counts.matmul_flops / (counts.peak_flops * c.matmul_efficiency)
     unaligned = counts.unaligned_flops / (counts.peak_flops * c.unaligned_efficiency)
-    matmul = products + counts.matmul_bytes / memory + unaligned
+    matmul = slower * (products + counts.matmul_bytes / memory + unaligned)
     attention = counts.attention_flops / (counts.attention_flops_per_s * c.attention_efficiency)
+    attention = slower * attention
     elementwise = counts.elementwise_bytes / memory + counts.kernels * c.kernel_us * 1e-6
+    elementwise = slower * elementwise
     # Nothing hides tensor and pipeline parallelism.
     tensor = _seconds(counts, "tensor", counts.tensor_all_reduce, c)
     p2p = _seconds(counts, "pipeline", counts.point_to_point, c)
@@ -324,30 +351,81 @@ def _waits(launches: Any, busy: Any) -> Any:
 
 def _seconds(counts: StepCounts, group: str, sent: Any, c: Constants) -> Any:
     """Return the time of a group's messages: latency, and bytes over the slower part of its route."""
+    inside, waiting = _inside_and_waiting(counts, group, sent, c)
+    return inside + waiting
+
+
+def _inside_and_waiting(counts: StepCounts, group: str, sent: Any, c: Constants) -> tuple[Any, Any]:
+    """Return the time that a group's messages would take inside a node, and the time that they wait for the network.
+
+    NCCL forms rings that enter each node once, so all members on a node share its network, and
+    trees of nodes. A collective takes the slower of both parts, and a latency for each hop between
+    nodes.
+    """
+    messages = getattr(counts, f"{group}_messages")
+    inside = sent / (getattr(counts, f"{group}_inside") * c.link_efficiency)
     network = np.asarray(getattr(counts, f"{group}_network"))
     across = np.where(network > 0, network * c.network_efficiency, np.inf)
-    inside = getattr(counts, f"{group}_inside") * c.link_efficiency
-    latency = getattr(counts, f"{group}_messages") * STEP.latency_s
-    return latency + sent / np.minimum(inside, across)
+    hops = np.where(network > 0, _hops(counts, group), 0.0)
+    waiting = np.maximum(0.0, sent / across - inside) + messages * hops * STEP.hop_s
+    return messages * STEP.latency_s + inside, waiting
+
+
+def _hops(counts: StepCounts, group: str) -> Any:
+    """Return the hops between nodes of a message: nodes of a ring, or twice the depth of a tree for an all-reduce.
+
+    A tree needs fewer (NCCL 2.4), but only all-reduces have one. Messages of a step are taken to
+    be of one size.
+    """
+    ring = counts.nodes
+    tree = 2 * np.ceil(np.log2(np.maximum(ring, 1.0)))
+    if group == "replica":  # nothing but all-reduces
+        return tree
+    if group != "data":
+        return ring
+    reduced = counts.all_reduce / 2
+    others = counts.reduce_scatter + counts.all_gather + counts.all_to_all
+    by_tree = reduced / np.maximum(reduced + others, 1.0)
+    return by_tree * tree + (1 - by_tree) * ring
 
 
 def _data_parallel(counts: StepCounts, c: Constants, passes: Any) -> tuple[dict[str, Any], Any]:
     """Return the exposed times of data-parallel communication by kind, and those exposed during the passes.
 
-    The share `overlap` of communication during the passes is hidden, at most for their duration.
+    Of communication during the passes, the share `overlap` of its time inside a node is hidden,
+    where it takes compute units and memory bandwidth from the passes, and `network_overlap` of the
+    time that it waits for the network; both together at most for the duration of the passes.
     """
     reduced = counts.all_reduce + counts.reduce_scatter + counts.all_to_all
-    sent = reduced + counts.all_gather
-    per_byte = _seconds(counts, "data", sent, c) / np.maximum(sent, 1.0)  # with latencies
-    reducing_beside = counts.reduction_overlaps * per_byte * reduced
-    beside = reducing_beside + counts.gather_overlaps * per_byte * counts.all_gather
-    hidden = np.minimum(c.overlap * beside, passes) / np.maximum(beside, 1e-30)
+    sent = np.maximum(reduced + counts.all_gather, 1.0)
+    inside, waiting = _inside_and_waiting(counts, "data", sent, c)
+    inside_replicas, waiting_replicas = _inside_and_waiting(
+        counts, "replica", counts.replica_all_reduce, c
+    )
+    per_byte = (inside + waiting) / sent
+    between = inside_replicas + waiting_replicas
+    during = counts.reduction_overlaps * reduced + counts.gather_overlaps * counts.all_gather
+    beside = per_byte * during + counts.reduction_overlaps * between
+    hideable_inside = inside * during / sent + counts.reduction_overlaps * inside_replicas
+    hideable_waiting = waiting * during / sent + counts.reduction_overlaps * waiting_replicas
+    hideable = c.overlap * hideable_inside + STEP.network_overlap * hideable_waiting
+    hidden = np.minimum(hideable, passes) / np.maximum(beside, 1e-30)
     reduction = per_byte * (1 - counts.reduction_overlaps * hidden)
     gather = per_byte * (1 - counts.gather_overlaps * hidden)
+    of_replicas = between * (1 - counts.reduction_overlaps * hidden)
     exposed = {
-        "all_reduce_s": counts.all_reduce * reduction,
+        "all_reduce_s": counts.all_reduce * reduction + of_replicas,
         "reduce_scatter_s": counts.reduce_scatter * reduction,
         "all_gather_s": counts.all_gather * gather,
         "all_to_all_s": counts.all_to_all * reduction,
     }
     return exposed, beside * (1 - hidden)
+
+
+def _slowest_node(nodes: Any) -> Any:
+    """Return how much longer the slowest of some nodes takes than one: all others wait for it in each step.
+
+    Delays of a node are taken to be exponentially distributed, so that the longest of n grows with
+    the logarithm of n.
+    """
+    return 1 + STEP.node_delay * np.log(np.maximum(nodes, 1.0))

@@ -300,7 +300,9 @@ def _weight_traffic(step: _Step) -> float:
     """Return the bytes moved for each micro-batch by weights and gradients as such: casts and accumulation.
 
     DeepSpeed casts a gradient in half precision to fp32 before it adds it, and what has been added
-    back to be reduced (0.19.8, `fill_grad_accum_attribute`).
+    back to be reduced (0.19.8, `fill_grad_accum_attribute`). ZeRO 3 puts gathered weights in order
+    for both passes (`AllGatherCoalescedHandle.wait`), copies gradients into a bucket, orders them
+    by ranks and divides them (`reduce_scatter_coalesced`): five times it reads and writes each.
     """
     experiment = step.experiment
     if experiment.lora_rank:
@@ -312,13 +314,15 @@ def _weight_traffic(step: _Step) -> float:
     if numbers.casts_weights:
         # Weights fp32 -> half, gradients half -> fp32, but for those of experts.
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
-    if strategy.wraps_blocks and experiment.gpus > 1:
+    if strategy.wraps_blocks and experiment.data_parallel > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
         moved += 10 + numbers.trained_bytes
+    if strategy.is_deepspeed and strategy.shards_weights(experiment) and experiment.gpus > 1:
+        moved += 5 * 2 * numbers.trained_bytes
     added = 1 - 1 / experiment.grad_accum  # share of micro-batches whose gradients are added
     if strategy.wraps_blocks and strategy.reductions(experiment) == experiment.grad_accum:
         # to the rank's share
-        moved += 3 * numbers.trained_bytes * added / experiment.data_parallel
+        moved += 3 * numbers.trained_bytes * added / experiment.shard_ranks
     elif strategy.wraps_blocks or not numbers.natively_half:
         moved += 3 * numbers.trained_bytes * added
     elif added and numbers.accumulates_in_fp32:
@@ -359,7 +363,7 @@ def _optimizer_bytes(step: _Step) -> float:
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
         each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:
-        each /= experiment.data_parallel
+        each /= experiment.shard_ranks
     has_buckets = stage in {1, 2} or (stage == 0 and experiment.data_parallel > 1)
     if strategy.is_deepspeed and has_buckets:
         each += 4.0 * step.numbers.stream_bytes  # into a bucket and out of it, on every rank

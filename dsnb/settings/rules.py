@@ -88,8 +88,12 @@ def _precision(s: "Experiment") -> Iterator[str]:
         yield f"mixed_precision is 'autocast', but strategy is '{s.strategy}', which uses it anyway; use 'native'"
     if s.precision == "fp16" and s.pipeline_parallel > 1:
         yield "mixed_precision is 'autocast': in fp16 only a pipeline's last stage starts its loss scaler; use 'native'"
-    elif s.precision == "fp16" and s.tensor_parallel > 1 and s.zero_stage == 0:
+    elif s.precision == "fp16" and s.tensor_parallel > 1 and _is_zero_0(s):
         yield "mixed_precision is 'autocast': in fp16 at ZeRO 0 each rank skips steps on its own; use zero_stage 1"
+
+
+def _is_zero_0(s: "Experiment") -> bool:
+    return s.parallel_strategy.is_deepspeed and s.zero_stage == 0
 
 
 def _pure(s: "Experiment") -> Iterator[str]:
@@ -110,7 +114,7 @@ def _ranks(s: "Experiment") -> Iterator[str]:
 
 
 def _clipping(s: "Experiment") -> Iterator[str]:
-    if not s.gradient_clipping or s.zero_stage != 0:
+    if not s.gradient_clipping or not _is_zero_0(s):
         return
     if s.pipeline_parallel > 1 and (s.precision != "bf16" or s.mixed_precision == "autocast"):
         why = "at ZeRO 0 a pipeline clips by the norm of all its stages in native bf16 alone"

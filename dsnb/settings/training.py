@@ -236,6 +236,9 @@ class Training(BaseModel):
     gathered_weights: Literal["pass", "micro-batch"] = "pass"
     """How long FSDP keeps a block's gathered weights: for one pass, or from the forward to the backward pass of a
     `micro-batch`, which gathers them half as often and holds those of all blocks on every rank meanwhile."""
+    shard_size: Count = 0
+    """Number of data-parallel ranks that share FSDP's shards, such as the GPUs of a node. Other groups of as many ranks
+    hold copies, and groups average their gradients (hybrid sharding, HSDP). 0 is all ranks."""
     bucket_elements: Count = 0
     """Gradients per reduction of DDP and ZeRO, parameters per all-gather of ZeRO; 0 for 25 MiB (DDP) and 5e8 (ZeRO)."""
     gradient_checks: OnOff = "on"

@@ -44,7 +44,7 @@ def test_a_gpu_of_the_users_file_is_predicted_by_its_data_sheet(given_gpus, monk
     trace_nothing(monkeypatch)
     (row,) = dsnb.predict([given()], "rtx-5080").to_dict("records")
     assert row["tokens_per_s"] < dsnb.predict([given()], "4090")["tokens_per_s"][0]
-    assert row["step_time_error_on"].endswith("settings, one node")
+    assert row["step_time_error_on"].endswith("of other programs, other GPUs, one node")
     with pytest.raises(SettingsError, match=r"unknown GPU 'RTX 5081': the nearest are RTX 5080"):
         gpus.find("RTX 5081")
 

@@ -62,6 +62,24 @@ def test_fsdp_holds_shares_and_gathers_the_root_and_a_block():
         )  # these gradients are not sharded
 
 
+def test_groups_with_copies_hold_what_so_many_ranks_of_fsdp_hold():
+    for more in ({}, {"grad_accum": 2}, {"grad_accum": 2, "reduce_gradients": "step"}):
+        alone = moments(strategy="fsdp", gpus=4, **more)
+        assert moments(strategy="fsdp", gpus=16, shard_size=4, **more) == alone
+
+
+def test_tensor_parallel_ranks_share_their_parts_of_blocks_and_whole_embeddings():
+    """Of each rank's 100 million parameters outside of blocks and half of those inside."""
+    part = 100_000_000 + (P - 100_000_000) / 2
+    for groups in (1, 4):
+        settings = {"strategy": "fsdp", "tensor_parallel": 2, "gpus": 2 * groups}
+        loss = moments(**settings)["loss"]
+        gathered = 2 * (100_000_000 + 45_000_000 / 2)
+        assert loss == pytest.approx(12 * part / groups + gathered + 1000 * MIB)
+        kept = moments(**settings, gathered_weights="micro-batch")["loss"]
+        assert kept == pytest.approx(12 * part / groups + 2 * part + 1000 * MIB)
+
+
 def test_pure_bf16_holds_six_bytes_a_parameter_and_its_gradients():
     """ZeRO has a copy of its share of the weights, as with fp32 masters."""
     pure = {"mixed_precision": "none"}

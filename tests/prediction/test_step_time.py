@@ -262,10 +262,47 @@ def test_routes_inside_a_node_and_between_nodes():
     two = routes("V100", "nvlink", **{**four, "gpus": 2}, tensor_parallel=2)
     assert two.tensor_inside == 150e9
     assert routes("V100", "nvlink", **{**four, "gpus": 1}).data_inside == 150e9  # nobody to send to
-    assert [routes("V100", path, **four).data_inside for path in ("nvlink", "pcie")] == [
-        150e9,
-        16e9,
-    ]
+    assert routes("V100", "nvlink", **four).data_inside == 150e9
+    assert routes("V100", "pcie", **four).data_inside == module.STEP.pcie_share * 16e9
+    unlinked = routes("L40S", "nvlink", gpus=4)  # it has no NVLink
+    assert unlinked.data_inside == pytest.approx(module.STEP.pcie_share * 32e9)
+
+
+def test_shards_stay_in_a_node_and_each_of_its_gpus_averages_its_own():
+    """Two nodes of eight: all of a node share its links, and each GPU has its own adapter to its copy."""
+    within = routes("H100", "ib:400", strategy="fsdp", gpus=16, shard_size=8)
+    assert (within.data_inside, within.data_network) == (450e9, 0)
+    assert within.replica_network == 50e9
+    across = routes("H100", "ib:400", strategy="fsdp", gpus=32, shard_size=16)
+    assert (across.data_network, across.replica_network) == (8 * 50e9, 50e9)
+    inside = routes("H100", "nvlink", strategy="fsdp", gpus=8, shard_size=2)
+    assert (inside.replica_inside, inside.replica_network) == (450e9, 0)
+    split = routes("H100", "ib:400", strategy="fsdp", gpus=16, tensor_parallel=2, shard_size=4)
+    assert (split.data_network, split.replica_network) == (0, 50e9)
+
+
+def test_shards_within_nodes_are_faster_on_a_slow_network(monkeypatch):
+    """400 GB/s inside, 5 between: all gathers and reductions cross, or an eighth of the gradients do.
+
+    A message that crosses takes two hops of 20 µs, in a ring of two nodes or in a tree.
+    """
+    monkeypatch.setattr(module.STEP, "network_overlap", 0.0)
+    settings = {"strategy": "fsdp", "gpus": 16, "precision": "bf16"}
+
+    def sent_s(**more):
+        counts = count_step(experiment(**settings, **more), gpus.find("H100"), link("ib:40"))
+        found = parts(counts, replace(IDEAL, overlap=0.0))
+        return found.all_gather_s + found.reduce_scatter_s, found.all_reduce_s
+
+    every, none = sent_s()
+    inside, between = sent_s(shard_size=8)
+    gathered = PSI * (2 * 2 + 4)
+    latencies_s = 3 * 24 * 20e-6
+    hops_s = 2 * latencies_s
+    assert every == pytest.approx(gathered * 15 / 16 / (8 * 5e9) + latencies_s + hops_s, rel=1e-3)
+    assert inside == pytest.approx(gathered * 7 / 8 / 450e9 + latencies_s, rel=1e-3)
+    assert between == pytest.approx(PSI / 8 * 4 / 5e9 + 24 * 3 * 20e-6, rel=1e-3)
+    assert none == 0
 
 
 def test_a_setting_has_at_least_the_nodes_that_were_asked_for_and_8_gpus_on_each():
@@ -302,7 +339,7 @@ BLANK = StepCounts(
     **{
         **{field.name: 0.0 for field in fields(StepCounts)},
         **dict.fromkeys(("peak_flops", "attention_flops_per_s", "memory_bytes_per_s"), 1e12),
-        **{f"{group}_inside": 1e9 for group in ("data", "tensor", "pipeline")},
+        **{f"{group}_inside": 1e9 for group in ("data", "tensor", "pipeline", "replica")},
         "host_link": 1e9,
     }
 )
@@ -342,6 +379,7 @@ SHARES = Constants(
         ("host_s", {"host_gathers": 1e6}, 11),
         ("host_s", {"host_parameters": 1e6}, 7),
         ("pipeline_bubble_s", {"matmul_flops": 1e12, "pipeline_fill": 0.5}, 2 * 0.5),
+        ("all_reduce_s", {"replica_all_reduce": 1e9}, 1 / 0.5),
         ("all_reduce_s", {"all_reduce": 1e9}, 1 / 0.5),
         ("reduce_scatter_s", {"reduce_scatter": 1e9, "data_network": 1e9}, 1 / 0.25),
         ("all_gather_s", {"all_gather": 1e9, "data_network": 8e9}, 1 / 0.5),
@@ -374,6 +412,62 @@ def test_only_what_overlaps_is_hidden_beside_the_passes():
     assert exposed(1.0, **both) == pytest.approx((1.5, 1.5))
 
 
+def test_what_waits_for_the_network_is_hidden_behind_the_passes(monkeypatch):
+    """2 s inside a node, 0.9 of them hidden, and 8 - 2 s of waiting, 0.5 of them hidden; at most the passes."""
+    monkeypatch.setattr(module.STEP, "network_overlap", 0.5)
+    work = {"all_gather": 1e9, "data_network": 0.5e9, "gather_overlaps": 1.0}
+
+    def exposed(passes_s):
+        counts = replace(BLANK, **work, matmul_flops=passes_s * 0.5e12)
+        return parts(counts, SHARES).all_gather_s
+
+    assert exposed(10.0) == pytest.approx(8 - 0.9 * 2 - 0.5 * 6)
+    assert exposed(3.0) == pytest.approx(8 - 3)
+
+
+def test_a_collective_takes_a_hop_for_each_node_of_a_ring_and_two_for_each_level_of_a_tree(
+    monkeypatch,
+):
+    """Ten messages over 16 nodes: 16 hops each in a ring; an all-reduce goes up and down a tree of 4 levels."""
+    monkeypatch.setattr(module.STEP, "latency_s", 0.0)
+    monkeypatch.setattr(module.STEP, "hop_s", 1.0)
+    route = {"data_network": 1e30, "data_inside": 1e30, "data_messages": 10.0}
+
+    def seconds(nodes, **sent):
+        times = parts(replace(BLANK, **route, nodes=nodes, **sent), SHARES)
+        return times.all_reduce_s + times.all_gather_s
+
+    assert seconds(16.0, all_gather=1e3) == pytest.approx(160)
+    assert seconds(16.0, all_reduce=2e3) == pytest.approx(80)
+    assert seconds(16.0, all_reduce=2e3, all_gather=1e3) == pytest.approx((80 + 160) / 2)
+    assert seconds(2.0, all_reduce=2e3) == pytest.approx(20)  # there and back
+    assert seconds(2.0, all_gather=1e3) == pytest.approx(20)
+
+
+def test_passes_wait_for_the_slowest_of_the_nodes(monkeypatch):
+    """A delay of 0.1 on average: 1 + 0.1 ln(n) times as long on n nodes, but not the optimizer."""
+    monkeypatch.setattr(module.STEP, "node_delay", 0.1)
+    work = {"matmul_flops": 0.5e12, "attention_flops": 0.4e12, "elementwise_bytes": 0.8e12}
+    one = parts(replace(BLANK, **work, optimizer_bytes=0.8e12, nodes=1.0), SHARES)
+    many = parts(replace(BLANK, **work, optimizer_bytes=0.8e12, nodes=100.0), SHARES)
+    slower = 1 + 0.1 * 4.60517
+    assert (one.matmul_s, one.attention_s, one.memory_bound_s) == pytest.approx((1, 1, 1))
+    passes = (many.matmul_s, many.attention_s, many.memory_bound_s)
+    assert passes == pytest.approx((slower, slower, slower))
+    assert many.optimizer_s == pytest.approx(1)
+
+
+def test_speed_per_gpu_falls_with_the_number_of_nodes():
+    def per_gpu(gpus):
+        settings = {"gpus": gpus, "strategy": "fsdp", "precision": "bf16"}
+        counts = count_step(experiment(**settings), module.gpus.find("H100"), link("ib:400"))
+        return 1 / parts(counts, module.DEFAULT).step_time_s
+
+    speeds = [per_gpu(gpus) for gpus in (64, 256, 1024)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] / speeds[-1] > 1.02
+
+
 def test_the_gpu_does_not_wait_for_the_host_while_it_communicates(monkeypatch):
     """Launches of 5 s beside 2 s of communication: 5 x (1 + 0.4^5)^(1/5) - 2."""
     monkeypatch.setattr(module.STEP, "overlap_power", 5)
@@ -394,6 +488,7 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
     """H200: 67 TFLOP/s in fp32, 494 in tf32, 989 in bf16, 4.8 TB/s."""
     monkeypatch.setattr(module.STEP, "fp32_attention", 3.0)
     monkeypatch.setattr(module.STEP, "tf32_products", 2.0)
+    monkeypatch.setattr(module, "ATTENTION_GAINS", {"H200": [1.5]})
     gpu = replace(gpus.find("H200"), product_gain=0.5, memory_gain=0.25)
 
     def rates(precision):
@@ -401,9 +496,9 @@ def test_rates_of_a_gpu_by_precision_and_gains(monkeypatch):
         assert counts.memory_bytes_per_s == 4.8e12 * 0.25
         return counts.peak_flops / 1e12, counts.attention_flops_per_s / 1e12
 
-    assert rates("bf16") == pytest.approx((989 / 2, 989 / 2))
-    assert rates("fp32") == pytest.approx((67 / 2, 3 * 67 / 2))
-    assert rates("tf32") == pytest.approx((494 / 2 / 2, 3 * 67 / 2))
+    assert rates("bf16") == pytest.approx((989 / 2, 1.5 * 989 / 2))
+    assert rates("fp32") == pytest.approx((67 / 2, 1.5 * 3 * 67 / 2))
+    assert rates("tf32") == pytest.approx((494 / 2 / 2, 1.5 * 3 * 67 / 2))
 
 
 def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkeypatch):

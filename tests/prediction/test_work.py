@@ -110,6 +110,17 @@ def test_fsdp_adds_gradients_to_shards_or_to_whole_ones():
     assert whole - shards == pytest.approx(4 * 3 / 4 * 12 * parameters * (1 - 1 / 4))
 
 
+def test_zero_3_orders_what_its_ranks_share_five_times_in_each_micro_batch():
+    """Reads and writes 2 bytes of a parameter: weights for both passes, gradients three times."""
+
+    def moved(stage, gpus):
+        return work(zero_stage=stage, gpus=gpus, grad_accum=3, precision="bf16").elementwise_bytes
+
+    parameters = shape("opt-1.3b").parameters
+    assert moved(3, 4) - moved(3, 1) == pytest.approx(3 * 5 * 2 * 2 * parameters)
+    assert moved(2, 4) == moved(2, 1)
+
+
 def test_the_shape_of_a_configuration_file_is_that_of_its_preset(tmp_path):
     for name in ("gpt2-medium", "opt-350m", "bloom-560m"):
         path = tmp_path / f"{name}.json"

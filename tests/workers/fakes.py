@@ -17,10 +17,20 @@ import deepspeed
 import psutil
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
-from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
+from dsnb.measure.train import (
+    data,
+    engine,
+    meter,
+    over_ranks,
+    probe,
+    profiling,
+    tensor_parallel,
+    worker,
+)
 from dsnb.measure.train import trainer as trainers
 from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
@@ -411,7 +421,8 @@ def trained_way(experiment, device):
 def divided(run):
     """Train each configuration in `$DSNB_TEST_MODELS` whole and split, by gradient descent in the same processes.
 
-    `divided.json` has the losses and the parameters of a rank, whole and split, or why a model is not split.
+    `divided.json` has the losses and the parameters of a rank, whole, split, and split and sharded by FSDP, or why a
+    model is not split.
     """
     base = Experiment.read(run.experiment)
     device, found = worker.set_up(base), {}
@@ -421,6 +432,7 @@ def divided(run):
         try:
             split = whole.model_copy(update={"tensor_parallel": 2})
             found[path.stem]["split"] = descent(split, device)
+            found[path.stem]["sharded"] = sharded_descent(split, device)
         except ValueError as error:
             found[path.stem]["refused"] = str(error)
     if worker.rank() == 0:
@@ -433,10 +445,10 @@ def descent(experiment, device):
     model = build.build(experiment, {}, device)
     if experiment.tensor_parallel > 1:
         given = layout.block_arguments(model)
-        engine.split_blocks(experiment, model, parts.blocks(model), given)
+        tensor_parallel.split_blocks(experiment, model, parts.blocks(model), given)
     with_loss = CausalLoss(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    ids = torch.randint(3, 100, (2, 32), generator=torch.Generator().manual_seed(1))
+    ids = same_tokens()
     losses = []
     for _ in range(4):
         loss = with_loss(ids)
@@ -445,6 +457,19 @@ def descent(experiment, device):
         loss.backward()
         optimizer.step()
     return {"losses": losses, "parameters": sum(each.numel() for each in model.parameters())}
+
+
+def sharded_descent(experiment, device):
+    sgd(None, rate=0.2)
+    fsdp = experiment.model_copy(update={"strategy": "fsdp"})
+    trainer = trainers.FsdpTrainer(fsdp, {}, device)
+    parameters = sum(each.numel() for each in trainer.wrapped.parameters())
+    losses = [trainer.step([same_tokens()])[0].item() for _ in range(4)]
+    return {"losses": losses, "parameters": parameters}
+
+
+def same_tokens():
+    return torch.randint(3, 100, (2, 32), generator=torch.Generator().manual_seed(1))
 
 
 def uncompiled(run):
@@ -535,3 +560,27 @@ def brief(run):
     """Measure each message size for a tenth of the time."""
     probe.SIZE_LIMIT_S = 0.05
     return probe.main(run.dir)
+
+
+def norms_of_gradients(run):
+    """Descend as `sgd`, and write the norms of all gradients of parameters before each update, by name."""
+    found = []
+
+    def watch(trainer):
+        def clip(before, limit):
+            norms = {}
+            for name, parameter in trainer.wrapped.named_parameters():
+                gradient = parameter.grad
+                if isinstance(gradient, DTensor):
+                    gradient = gradient.full_tensor()
+                norms[name] = gradient.norm().item()
+            norm = before(limit)
+            found.append({"parameters": norms, "norm": norm.item()})
+            if worker.rank() == 0:
+                json_files.write_json(run.dir / "gradients.json", {"of_steps": found})
+            return norm
+
+        wrap(trainer, "clip", clip)
+
+    sgd(run)
+    change_trainer(watch)

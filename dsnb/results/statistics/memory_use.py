@@ -111,7 +111,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
         # A buffer in fp32 beside the gradients of a micro-batch in bf16.
         accumulated = states.gradients * 2
     elif experiment.reduce_gradients == "step":
-        accumulated = states.gradients * experiment.data_parallel
+        accumulated = states.gradients * experiment.shard_ranks
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
     attention = run.get("attention_used")
@@ -147,7 +147,7 @@ def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> mem
         trained,
         experiment.states.each,
         experiment.states.stage,
-        experiment.data_parallel,
+        experiment.shard_ranks,
         experiment.tensor_parallel * experiment.pipeline_parallel,
         experiment.offload,
         frozen,

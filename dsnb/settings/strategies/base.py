@@ -16,7 +16,7 @@ HALF = memory.HALF
 FULL = "fp32"
 USED_BY = {
     "offload": ": offload is ZeRO's; use strategy 'deepspeed'",
-    "tensor_parallel": ": tensor parallel is AutoTP's; use strategy 'deepspeed'",
+    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed' or 'fsdp'",
     "pipeline_parallel": ": pipelines are DeepSpeed's; use strategy 'deepspeed'",
     "deepspeed": ": these are keys of DeepSpeed's configuration; use strategy 'deepspeed'",
     "grad_accum_dtype": (": torch accumulates in the weights' format; use strategy 'deepspeed'"),
@@ -27,6 +27,7 @@ USED_BY = {
     "zeropp": ": it is DeepSpeed's; use strategy 'deepspeed'",
     "reduce_gradients": ", which decides this itself; use strategy 'fsdp'",
     "gathered_weights": ", which decides this itself; use strategy 'fsdp'",
+    "shard_size": ": groups with copies of the shards are FSDP's; use strategy 'fsdp'",
     "gradient_compression": ": it is DDP's; use strategy 'ddp'",
 }
 """Settings that only some strategies have, and the rest of the sentence that refuses them elsewhere."""
@@ -80,7 +81,7 @@ class States:
     stage: int
     """What ranks share: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
     ranks: int
-    """Data-parallel ranks."""
+    """Ranks that share it."""
 
     @property
     def of_rank(self) -> MemoryParts:
@@ -97,6 +98,8 @@ class ModelSize:
     layers: float
     hidden: float
     family: str = ""
+    undivided: float = 0.0
+    """Parameters that AutoTP splits among no ranks: embeddings, the output layer and norms."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ class Traffic:
     all_to_all: float = 0.0
     data_messages: float = 0.0
     """Collectives."""
+    replica_all_reduce: float = 0.0
+    """An all-reduce between groups of ranks that hold copies of one another's shards."""
+    replica_messages: float = 0.0
+    """Its collectives."""
     reduction_overlaps: float = 0.0
     """1 where gradients are reduced beside the passes, else 0."""
     gather_overlaps: float = 0.0
@@ -126,6 +133,8 @@ class Strategy:
     """Value of the setting `strategy`."""
     label: str = ""
     """Display name in tables and legends; by default the name."""
+    label_of_groups: str = ""
+    """Display name where groups of ranks hold copies of one another's shards."""
     phrase: str = ""
     """Name within a sentence, such as "the plain loop"; empty for the label."""
     kind: str = ""
@@ -252,7 +261,12 @@ class Strategy:
             each = memory.PURE
         elif numbers.autocast:
             each = memory.AUTOCAST
-        return States(each, self.shared_stage(s), s.data_parallel)
+        return States(each, self.shared_stage(s), self.shard_ranks(s))
+
+    def shard_ranks(self, s: Any) -> int:
+        """Return how many data-parallel ranks share what is shared: by default all."""
+        ranks: int = s.data_parallel
+        return ranks
 
     def shared_stage(self, s: Any) -> int:
         """Return what ranks share, as the stage of ZeRO that shares as much: by default nothing."""

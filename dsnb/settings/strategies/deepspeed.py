@@ -33,7 +33,9 @@ class DeepSpeed(Strategy):
     label = "DeepSpeed"
     simplicity = 2
     min_ranks = 1  # its engine differs from a plain loop
-    settings = frozenset(USED_BY) - {"reduce_gradients", "gathered_weights", "gradient_compression"}
+    settings = frozenset(USED_BY) - {
+        "reduce_gradients", "gathered_weights", "shard_size", "gradient_compression",
+    }  # fmt: skip
     only_at_stages = ONLY_ZERO
     is_deepspeed = True
     has_zero_stages = True

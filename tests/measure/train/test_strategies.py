@@ -204,11 +204,13 @@ def test_models_of_many_families_train_alike_whole_and_split(run_small, monkeypa
     assert result.status == "failed"  # without steps
     found = json_files.read_json(run.dir / "divided.json")
     for family in DIVIDED:
-        whole, split = (found[family].get(way) for way in ("whole", "split"))
-        assert split, found[family]
+        whole, split, sharded = (found[family].get(way) for way in ("whole", "split", "sharded"))
+        assert sharded, found[family]
         assert split["losses"] == pytest.approx(whole["losses"], abs=PLAIN), family
+        assert sharded["losses"] == pytest.approx(whole["losses"], abs=PLAIN), family
         assert whole["losses"][-1] < whole["losses"][0] - 0.05, family
         assert split["parameters"] < 0.8 * whole["parameters"], family
+        assert sharded["parameters"] == split["parameters"], family
     of_block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64  # queries and output, keys and values, MLP
     outside = 2 * 128 * 32 + 5 * 32  # embeddings, and the norms
     assert found["llama"]["whole"]["parameters"] == 2 * of_block + outside
@@ -233,6 +235,60 @@ def test_fsdp_reduces_gradients_as_often_as_asked(losses, expected, trained, red
     assert losses("counted", **settings) == pytest.approx(curve, abs=PLAIN)
     _, paths = trained("counted", **settings)
     assert json_files.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "qwen3-tiny", **CLIP, **CHECKPOINTED},
+        {"model": "opt-tiny", "gathered_weights": "micro-batch"},
+        {"model": "opt-tiny", "reduce_gradients": "step", **CLIP},
+    ],
+    ids=str,
+)
+def test_copied_shards_train_as_one_process(losses, expected, settings):
+    """Four ranks in two groups of two; gradients are added up in two micro-batches."""
+    same = {name: settings[name] for name in ("model", "gradient_clipping") if name in settings}
+    of_step = {**SIX, "micro_batch_size": 8}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step, **same)
+    found = losses("sgd", **{**SIX, **FSDP, **ACCUMULATED, **settings, "gpus": 4, "shard_size": 2})
+    assert found == pytest.approx(curve, abs=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "qwen3-tiny", "gpus": 4, "grad_accum": 2, **CLIP, **CHECKPOINTED},
+        {"model": "bloom-tiny", "gpus": 2, "grad_accum": 4, "reduce_gradients": "step", **CLIP},
+        {"model": "llama-tiny", "gpus": 4, "grad_accum": 2, "gathered_weights": "micro-batch"},
+    ],
+    ids=str,
+)
+def test_sharded_parts_of_layers_train_as_one_process(losses, expected, settings):
+    """Qwen 3 has norms of each head, of whose gradients each of two ranks computes a part."""
+    same = {name: settings[name] for name in ("model", "gradient_clipping") if name in settings}
+    of_step = {**SIX, "micro_batch_size": 8}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step, **same)
+    found = losses("sgd", **{**SIX, **FSDP, **TP, "micro_batch_size": 2, **settings})
+    assert found == pytest.approx(curve, abs=PLAIN)
+
+
+def test_gradients_of_whole_parameters_and_their_norm_are_those_of_one_process(trained, small):
+    """Qwen 3's norms of each head are whole; each of two ranks computes a part of their gradients."""
+    settings = {"model": "qwen3-tiny", "steps": 1, **CLIP}
+    _, run = trained("norms_of_gradients", **settings, **FSDP, **TP, gpus=4)
+    (found, _) = json_files.read_json(run.dir / "gradients.json")["of_steps"]
+    alone = small(**settings, micro_batch_size=4)
+    model = model_loss.CausalLoss(build.build(alone, {}, torch.device("cpu")))
+    (ids,) = data.batches(alone, PRESETS["qwen3-tiny"].vocab, 0, torch.device("cpu"))(0)
+    model(ids).backward()
+    whole = {name: each.grad.norm().item() for name, each in model.named_parameters()}
+    assert found["norm"] == pytest.approx(sum(norm**2 for norm in whole.values()) ** 0.5, rel=1e-5)
+    for name, norm in whole.items():
+        if name.endswith("_proj.weight"):
+            assert found["parameters"][name] < norm, name
+        else:
+            assert found["parameters"][name] == pytest.approx(norm, rel=1e-4), name
 
 
 def test_muon_trains_alike_with_every_stage(losses):
@@ -434,7 +490,11 @@ def test_powersgd_compresses_and_converges(losses, expected):
     assert compressed[-1] < compressed[0] - 1.5
 
 
-@pytest.mark.parametrize("strategy", [{"zero_stage": 3}, FSDP], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [{"zero_stage": 3, "gpus": 2}, {**FSDP, "gpus": 2}, {**FSDP, "gpus": 4, "shard_size": 2}],
+    ids=str,
+)
 def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy):
     """Both gather whole blocks, each a separate graph. `test_gpu` runs the code that Inductor generates."""
     shape = {
@@ -447,16 +507,18 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy)
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     settings = {**SIX, "model": str(tmp_path / "config.json")}
-    compiled = losses("traced", **settings, compile=True, **strategy, gpus=2, micro_batch_size=1)
-    assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
+    compiled = losses("traced", **settings, compile=True, **strategy, micro_batch_size=1)
+    curve = expected(**settings, micro_batch_size=strategy["gpus"])
+    assert compiled == pytest.approx(curve, abs=ADAM)
 
 
-def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path):
+@pytest.mark.parametrize("strategy", [{"zero_stage": 1}, FSDP], ids=str)
+def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path, strategy):
     """OLMo 2 has norms over the heads of all ranks."""
     config = {"model_type": "olmo2", **SMALLEST["olmo2"], "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = {**SIX, "model": str(tmp_path / "config.json"), "micro_batch_size": 2}
-    split = {**settings, **TP, "gpus": 2, "zero_stage": 1, "compile": "default"}
+    split = {**settings, **TP, **strategy, "gpus": 2, "compile": "default"}
     split["compile_unit"] = "block"
     assert losses("traced", **split) == pytest.approx(expected(**settings), abs=ADAM)
     assert json_files.read_json(trained("traced", **split)[1].worker)["graph_breaks"] == 0

@@ -1,0 +1,1 @@
+"""How wrong predictions are for measurements that other projects published: `python -m benchmarks.outside`."""
