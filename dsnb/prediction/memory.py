@@ -101,7 +101,9 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
 
 def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     """Return the traces of the ranks that differ: the first and last stage of a pipeline, else one."""
-    split = _recast_in_fp8(experiment, _split_by_tensor_parallel(experiment, trace))
+    split = _split_by_tensor_parallel(experiment, trace)
+    if experiment.matmul == "fp8" and experiment.compile != "off":
+        split = _recast_in_fp8(experiment, split)
     stages = experiment.pipeline_parallel
     if stages == 1:
         return [split]
@@ -141,8 +143,6 @@ def _recast_in_fp8(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
     A product in half precision keeps its input, which is a result of norms or activations; scaled
     to fp8, the compiler keeps what that is made from. Autocast has norms in fp32 besides.
     """
-    if experiment.matmul != "fp8" or experiment.compile == "off":
-        return trace
     model = shape(experiment.model)
     each = experiment.numbers.computed_bytes * model.recast
     if experiment.numbers.casts_weights:
@@ -189,7 +189,8 @@ class Engine:
         self.frozen = (trace.parameters - trace.trainable) * of_rank  # elements, by LoRA
         self.accumulates = experiment.grad_accum > 1
         self.offloaded = experiment.offload.partition("-")[0]  # `none`, `optimizer` or `all`
-        self.states = _states(self, _moments(experiment, trace) * of_rank)
+        moments = _moments(experiment, trace, self.numbers.state_bytes)
+        self.states = _states(self, moments * of_rank)
         strategy = experiment.parallel_strategy
         given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
         self.bucket = self.width * float(given or strategy.bucket_elements(experiment))
@@ -234,9 +235,8 @@ def _states(engine: Engine, moments: float) -> MemoryParts:
     return MemoryParts(weights=weights, optimizer=optimizer, buffers=buffers)
 
 
-def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
-    """Return the bytes of the optimizer's moments."""
-    width = experiment.numbers.state_bytes
+def _moments(experiment: Experiment, trace: MemoryTrace, width: int) -> float:
+    """Return the bytes of the optimizer's moments, of `width` bytes each unless they are quantized."""
     if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
         return width * (2 * trace.trainable - trace.layers * trace.of_block)
     if experiment.optimizer == "adamw-8bit":

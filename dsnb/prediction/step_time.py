@@ -190,8 +190,10 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     trained = trained_parameters(experiment)
     undivided = model.parameters - model.layers * model.weights
     # Weights of 4 bits are gathered as such.
-    sent_less = 1 - NF4 / experiment.numbers.computed_bytes
-    parameters = model.parameters - sent_less * quantized_parameters(experiment)
+    parameters = model.parameters
+    if experiment.frozen_weights == "nf4":  # weights of 4 bits are gathered as such
+        less = 1 - NF4 / experiment.numbers.computed_bytes
+        parameters -= less * quantized_parameters(experiment)
     size = ModelSize(parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)

@@ -104,8 +104,10 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
 
     flops, operand_bytes = _block_products(step)
     in_fp8 = 0.0
+    casts = 0.0
     if experiment.matmul == "fp8":
         in_fp8 = flops
+        casts = _fp8_casts(step)
         operand_bytes *= WORK.fp8_operands
         kernels += _fp8_kernels(step)
     in_fp32 = 0.0
@@ -118,9 +120,9 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes + _weight_traffic(step)
     if step.kind == "compiled":
         moved *= WORK.compiled_traffic
-    # Weights of 4 bits are made again for each pass.
-    moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
-    moved += layers * _fp8_casts(step)
+    if experiment.frozen_weights == "nf4":  # made again for each pass
+        moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
+    moved += layers * casts
     embedded = 6 * model.hidden * tokens * (numbers.computed_bytes + numbers.stream_bytes)
     inputs = 0.0
     if experiment.checkpoint_offload:
@@ -184,8 +186,6 @@ def _fp8_casts(step: _Step) -> float:
     pass. What norms make is read in the format of the residual stream. Not compiled, each operation
     is a kernel.
     """
-    if step.experiment.matmul != "fp8":
-        return 0.0
     model = step.model
     inputs = 2 * step.numbers.stream_bytes + 1
     results = 2 * step.numbers.computed_bytes + 1
