@@ -71,7 +71,10 @@ class Row:
 
     @property
     def gpu(self) -> str:
-        """Its GPU, as `dsnb.predict` takes it."""
+        """Its GPU, as `dsnb.predict` takes it: the program's, if dsnb knows that by now."""
+        of_program = self.program.get("gpu")
+        if of_program and gpus.known_gpu(of_program):
+            return str(of_program)
         return str(self.published["gpu"])
 
     @property
