@@ -144,10 +144,11 @@ def test_memory_shortages_and_regret_by_hand():
     (peak,) = summary.memory_errors(MADE_UP)
     assert (peak.rows, peak.mean_pct, peak.bias_pct) == pytest.approx((2, 15, -5))
     assert summary.fit_lines(MADE_UP) == [
-        "1 of 2 settings that ran are predicted not to fit",
-        "1 more are predicted to fit tightly, so that their speed is not promised",
-        "1 of 1 shortages are predicted to fit",
+        "settings that ran and are predicted not to fit: 1 of 2",
+        "settings that ran and are predicted to fit tightly: 1 of 2",
+        "shortages that are predicted to fit: 1 of 1",
     ]
+    assert "| peak (n = 2) | 15 % off on average |" in summary.memory_table(MADE_UP)
     (regret,) = summary.regrets(MADE_UP)
     assert (regret.group, regret.settings, regret.lost_pct) == ("g", 2, 100)
     same = MADE_UP.assign(experiment="x")  # one setting for dsnb: nothing to choose
