@@ -12,6 +12,7 @@ from benchmarks import (
     distance,
     edges,
     families,
+    family_kernels,
     headline,
     left_out_families,
     other_estimates,
@@ -237,6 +238,7 @@ BY_GPU, BY_HOST = "limited by the GPU", "limited by the CPU"
 SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     **{name: partial(of_setting, name) for name in SETTINGS},
     "kinds": families.counts,
+    "kernels": family_kernels.counts,
     "memory": partial(error, PEAK_ERRORS, "all"),
     "time_gpu": partial(error, TIME_ERRORS, BY_GPU),
     "time_cpu": partial(error, TIME_ERRORS, BY_HOST),
@@ -395,6 +397,7 @@ TABLES: dict[str, Rows] = {
     "anchors": lambda: [*edges.ANCHORS_HEADER, *edges.anchors(all_edges())],
     "todays-models": lambda: [*todays_models.HEADER, *todays_models.rows()],
     "kinds": lambda: [*families.HEADER, *families.rows()],
+    "kernels": lambda: [*family_kernels.HEADER, *family_kernels.rows()],
     "trainers": lambda: trainers.speed_table(trainers.read(trainers.RESULTS)),
     "trainers-losses": lambda: trainers.loss_table(trainers.read(trainers.RESULTS)),
     "data-sets": dataset.counts,

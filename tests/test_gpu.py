@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
+FOUR_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 4, reason="needs four GPUs")
 profiling = lazy.Module("dsnb.measure.train.profiling")
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
@@ -35,6 +36,54 @@ def test_zero_stages_agree(losses, precision, tolerance, gpus):
     curves = [losses(**settings, zero_stage=stage) for stage in range(4)]
     for curve in curves[1:]:
         assert curve == pytest.approx(curves[0], abs=tolerance)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [{"strategy": "plain"}, {"strategy": "fsdp"}, *({"zero_stage": stage} for stage in (1, 2, 3))],
+    ids=str,
+)
+def test_pure_bf16_trains_with_fused_optimizers_and_keeps_nothing_in_fp32(trained, losses, sharing):
+    """torch's fused AdamW and DeepSpeed's FusedAdam, neither of which a CPU runs."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    curve = losses(**settings, strategy="plain")
+    pure = {**settings, "mixed_precision": "none", **sharing}
+    assert losses("states", **pure) == pytest.approx(curve, abs=5e-2)
+    states = json_files.read_json(trained("states", **pure)[1].dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
+@pytest.mark.parametrize("strategy", ["plain", "fsdp"])
+@pytest.mark.parametrize("pure", ["native", "none"])
+def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, strategy, pure):
+    """torchao compiles the step of each tensor for the GPU; on CPU ranks the tests run it eagerly."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    settings |= {"strategy": strategy, "mixed_precision": pure}
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    assert losses("states", **eighth) == pytest.approx(losses(**settings), abs=5e-2)
+    states = json_files.read_json(trained("states", **eighth)[1].dir / "states.json")
+    assert "torch.uint8" in states["formats"]
+    assert states["states"] < 1.25 * states["weights"] * (2 / 2 if pure == "none" else 2 / 4)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {"strategy": "plain", "compile": "default"},
+        {"strategy": "fsdp"},
+        {"zero_stage": 2},
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_are_made_again_by_a_compiled_kernel(losses, sharing):
+    """A CPU makes them again operator by operator."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-2}
+    settings |= {"lora_rank": 8, "frozen_weights": "nf4"}
+    in_full = losses("dequantized", **settings, strategy="plain")
+    assert losses(**settings, **sharing) == pytest.approx(in_full, abs=2e-2)
+    assert in_full[-1] < in_full[0] - 0.1
 
 
 @pytest.mark.parametrize(
@@ -260,6 +309,41 @@ def test_ranks_that_share_a_model_train_as_one_does(
     assert losses(**{**common, "gpus": 2}, **sharing) == pytest.approx(
         losses(**common), abs=tolerance
     )
+
+
+@TWO_GPUS
+@pytest.mark.parametrize(
+    ("model", "compiled"),
+    [
+        ("gpt2-tiny", "off"),
+        ("bloom-tiny", "off"),
+        ("llama-tiny", "off"),
+        ("qwen3-tiny", "off"),
+        ("llama-tiny", "default"),
+        ("qwen3-tiny", "default"),
+    ],
+)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_sharded_parts_of_layers_train_as_one_process_does(
+    losses, model, compiled, precision, tolerance
+):
+    common = {**ON_GPU, "model": model, "precision": precision, "compile": compiled}
+    common |= {"gradient_clipping": 0.5, "micro_batch_size": 4, "learning_rate": 1e-3}
+    split = {**common, "strategy": "fsdp", "gpus": 2, **SPLIT}
+    assert losses(**split) == pytest.approx(losses(**common, strategy="plain"), abs=tolerance)
+
+
+@FOUR_GPUS
+@pytest.mark.parametrize("sharing", [{"shard_size": 2}, SPLIT], ids=str)
+@pytest.mark.parametrize("compiled", ["off", "default"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 2e-2)])
+def test_groups_of_fsdp_train_as_one_process_does(losses, sharing, compiled, precision, tolerance):
+    common = {**ON_GPU, "model": "llama-tiny", "precision": precision, "compile": compiled}
+    common |= {"gradient_clipping": 0.5, "learning_rate": 1e-3}
+    size = 8 // (4 // sharing.get("tensor_parallel", 1)) // 2
+    groups = {**common, "strategy": "fsdp", "gpus": 4, "grad_accum": 2, **sharing}
+    alone = losses(**common, strategy="plain", micro_batch_size=8)
+    assert losses(**groups, micro_batch_size=size) == pytest.approx(alone, abs=tolerance)
 
 
 def test_the_allocator_is_the_setting_whatever_a_forked_rank_inherits(run_small, monkeypatch):

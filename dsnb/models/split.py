@@ -46,8 +46,10 @@ def split(
     given: Sequence[Arguments],
     group: Any,
     cut: Callable[[list[dict[str, Any]]], None],
-) -> None:
+) -> list[nn.Parameter]:
     """Split blocks in place and check that each kind computes as before.
+
+    Returns the whole parameters of whose gradients each rank computes a part; hooks add these up.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ def split(
     with ExitStack() as stack:
         for block in model_blocks:
             stack.enter_context(evaluating(block))
-        _split(model_blocks, given, group, cut)
+        return _split(model_blocks, given, group, cut)
 
 
 def _split(
@@ -74,7 +76,7 @@ def _split(
     given: Sequence[Arguments],
     group: Any,
     cut: Callable[[list[dict[str, Any]]], None],
-) -> None:
+) -> list[nn.Parameter]:
     ranks = dist.get_world_size(group)
     rank = dist.get_rank(group)
     of_kinds = []
@@ -84,8 +86,10 @@ def _split(
         before = _results(block, given[first], layout)
         of_kinds.append((first, others, layout, before))
     cut(_rules([layout for _, _, layout, _ in of_kinds], ranks))
+    partial = []
     for first, others, layout, before in of_kinds:
         for number in (first, *others):
+            partial += [model_blocks[number].get_parameter(name) for name in layout.partial]
             _adjust_heads(model_blocks[number], layout, rank, ranks)
             _communicate(model_blocks[number], layout, group)
         block = model_blocks[first]
@@ -95,6 +99,7 @@ def _split(
             reason = str(error).strip().splitlines()[0].partition(". ")[0]
             raise refusal(ranks, f"a split block fails ({reason})") from error
         _compare(before, after, ranks)
+    return partial
 
 
 def _rules(layouts: Sequence[Layout], ranks: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from dsnb.base.formulas import model_shapes
 from dsnb.models.build import model_config
 from dsnb.settings.experiment import Experiment
 
@@ -34,7 +35,6 @@ WIDTHS = (
     "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size",
     "intermediate_size_mlp", "ffn_hidden_size", "mlp_hidden_size",
 )  # fmt: skip
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 KEY_HEAD_COUNTS = ("num_key_value_heads", "num_kv_heads")
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size")
 """Names of fields; a configuration has some of them."""
@@ -117,7 +117,7 @@ def _narrow(config: Any) -> None:
     hidden = config.hidden_size
     for name, width in _numbers(config, WIDTHS):
         setattr(config, name, min(width, WIDTH))
-    for name, experts in _numbers(config, EXPERT_COUNTS):
+    for name, experts in _numbers(config, model_shapes.EXPERTS):
         setattr(config, name, min(experts, EXPERTS))
     if heads <= HEADS:
         return

@@ -270,6 +270,8 @@ def _covered(
         techniques.append("tensor parallel")
     if experiment.pipeline_parallel > 1:
         techniques.append("pipeline parallel")
+    if experiment.shard_size:
+        techniques.append("copies of shards")
     if experiment.zeropp != "none":
         techniques.append("ZeRO++")
     if techniques:

@@ -177,10 +177,15 @@ def _splits(
 
 
 def _shared(training: Training) -> Iterator[dict[str, Any]]:
-    """Yield the ways to share the work among the GPUs; tensor parallelism is with ZeRO 1 and inside a node."""
+    """Yield the ways to share the work among the GPUs.
+
+    Tensor parallelism is with ZeRO 1 and FSDP and inside a node; over several nodes, FSDP's shards
+    may be copied from node to node.
+    """
     for each in sorted(STRATEGIES.values(), key=lambda each: each.simplicity):
         if each.min_ranks <= training.gpus <= each.max_ranks:
             yield from each.candidates()
+    yield from _within_nodes(training)
     known = facts(training.model)
     if known.get("experts", 0) > 1:
         return  # otherwise the rules would refuse a split that was not requested
@@ -189,6 +194,18 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
         is_divided = not undivided("tensor_parallel", ranks, known)
         if is_inside and training.gpus % ranks == 0 and is_divided:
             yield {"zero_stage": 1, "tensor_parallel": ranks}
+            if ranks < training.gpus:
+                yield {"strategy": "fsdp", "tensor_parallel": ranks}
+
+
+def _within_nodes(training: Training) -> Iterator[dict[str, Any]]:
+    """Yield FSDP whose shards are shared by the GPUs of a node, if there are several nodes of as many GPUs."""
+    nodes = math.ceil(training.gpus / NODE_GPUS)
+    pinned = training.pinned.get("nodes", 1)
+    if isinstance(pinned, int):
+        nodes = max(nodes, pinned)
+    if 1 < nodes < training.gpus and training.gpus % nodes == 0:
+        yield {"strategy": "fsdp", "shard_size": training.gpus // nodes}
 
 
 def micro_batches(sequences: int, seq_len: int) -> list[int]:

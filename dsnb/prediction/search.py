@@ -39,7 +39,7 @@ OF_MEMORY = (
 )  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
 KINDS: tuple[tuple[str, ...], ...] = (
-    ("strategy", "zero_stage", "tensor_parallel"),
+    ("strategy", "zero_stage", "tensor_parallel", "shard_size"),
     ("compile",),
     ("activation_checkpointing",),
 )

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.memory import NF4
 from dsnb.prediction import gpus, tuned
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.work import recomputed_share, trained_parameters, work
+from dsnb.prediction.work import quantized_parameters, recomputed_share, trained_parameters, work
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
@@ -118,6 +119,8 @@ class StepCounts:
     tensor_network: float
     pipeline_inside: float
     pipeline_network: float
+    replica_inside: float
+    replica_network: float
     host_link: float
     all_reduce: float = 0.0  # `traffic`: from here on of data-parallel ranks, as `Traffic` has it
     reduce_scatter: float = 0.0
@@ -127,8 +130,10 @@ class StepCounts:
     point_to_point: float = 0.0  # between pipeline stages
     to_host: float = 0.0  # between the GPU and host memory
     cpu_parameters: float = 0.0  # parameters that one host updates, for all of its ranks
+    replica_all_reduce: float = 0.0  # between groups that hold copies of one another's shards
     nodes: float = 1.0
     data_messages: float = 0.0  # collectives, and sends of a pipeline
+    replica_messages: float = 0.0
     tensor_messages: float = 0.0
     pipeline_messages: float = 0.0
     reduction_overlaps: float = 0.0  # 1 where reductions run beside both passes, else 0
@@ -178,7 +183,11 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
-    size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family)
+    undivided = model.parameters - model.layers * model.weights
+    # Weights of 4 bits are gathered as such.
+    sent_less = 1 - NF4 / experiment.numbers.computed_bytes
+    parameters = model.parameters - sent_less * quantized_parameters(experiment)
+    size = ModelSize(parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
     tokens = experiment.micro_batch_tokens
@@ -230,8 +239,9 @@ def _offload_traffic(experiment: Experiment, size: ModelSize) -> dict[str, float
 
 
 def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]:
-    """Return the bandwidths of an experiment's groups; tensor-parallel ranks are neighbours, then data-parallel ones.
+    """Return the bandwidths of an experiment's groups.
 
+    Tensor-parallel ranks are neighbours, then those that share shards, then groups with copies.
     A ring over several nodes enters and leaves each node once, so its members on a node add up
     their network.
     """
@@ -246,7 +256,10 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
     }
-    for name, members, stride in (("data", experiment.data_parallel, split), ("tensor", split, 1)):
+    shared = experiment.shard_ranks
+    replicas = experiment.data_parallel // shared
+    groups = [("tensor", split, 1), ("data", shared, split), ("replica", replicas, split * shared)]
+    for name, members, stride in groups:
         on_node = max(1, min(members, node_gpus // stride))
         bandwidths[f"{name}_inside"] = _inside(gpu, link, on_node, node_gpus)
         bandwidths[f"{name}_network"] = 0.0 if on_node == members else network * on_node
@@ -360,9 +373,11 @@ def _hops(counts: StepCounts, group: str) -> Any:
     be of one size.
     """
     ring = counts.nodes
+    tree = 2 * np.ceil(np.log2(np.maximum(ring, 1.0)))
+    if group == "replica":  # nothing but all-reduces
+        return tree
     if group != "data":
         return ring
-    tree = 2 * np.ceil(np.log2(np.maximum(ring, 1.0)))
     reduced = counts.all_reduce / 2
     others = counts.reduce_scatter + counts.all_gather + counts.all_to_all
     by_tree = reduced / np.maximum(reduced + others, 1.0)
@@ -379,15 +394,22 @@ def _data_parallel(counts: StepCounts, c: Constants, passes: Any) -> tuple[dict[
     reduced = counts.all_reduce + counts.reduce_scatter + counts.all_to_all
     sent = np.maximum(reduced + counts.all_gather, 1.0)
     inside, waiting = _inside_and_waiting(counts, "data", sent, c)
+    inside_replicas, waiting_replicas = _inside_and_waiting(
+        counts, "replica", counts.replica_all_reduce, c
+    )
     per_byte = (inside + waiting) / sent
+    between = inside_replicas + waiting_replicas
     during = counts.reduction_overlaps * reduced + counts.gather_overlaps * counts.all_gather
-    beside = per_byte * during
-    hideable = (c.overlap * inside + STEP.network_overlap * waiting) * during / sent
+    beside = per_byte * during + counts.reduction_overlaps * between
+    hideable_inside = inside * during / sent + counts.reduction_overlaps * inside_replicas
+    hideable_waiting = waiting * during / sent + counts.reduction_overlaps * waiting_replicas
+    hideable = c.overlap * hideable_inside + STEP.network_overlap * hideable_waiting
     hidden = np.minimum(hideable, passes) / np.maximum(beside, 1e-30)
     reduction = per_byte * (1 - counts.reduction_overlaps * hidden)
     gather = per_byte * (1 - counts.gather_overlaps * hidden)
+    of_replicas = between * (1 - counts.reduction_overlaps * hidden)
     exposed = {
-        "all_reduce_s": counts.all_reduce * reduction,
+        "all_reduce_s": counts.all_reduce * reduction + of_replicas,
         "reduce_scatter_s": counts.reduce_scatter * reduction,
         "all_gather_s": counts.all_gather * gather,
         "all_to_all_s": counts.all_to_all * reduction,

@@ -14,7 +14,7 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
 from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
 from dsnb.settings.hostfile import Host
-from dsnb.settings.parallelism import SIZES
+from dsnb.settings.parallelism import parallelism
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.tables import REFUSALS, SHOWN
 from dsnb.settings.training import (
@@ -278,12 +278,7 @@ class Experiment(Training):
     @property
     def label(self) -> str:
         """How ranks share the training, as in the column `parallelism`: "DDP", "TP 2 x ZeRO 1"."""
-        parts = []
-        for short, name in SIZES.items():
-            size = getattr(self, name)
-            if size > 1:
-                parts.append(f"{short} {size}")
-        return " x ".join([*parts, self.parallel_strategy.label_of(self.zero_stage)])
+        return parallelism(vars(self))
 
     @property
     def compiles_blocks(self) -> bool:
@@ -313,6 +308,11 @@ class Experiment(Training):
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
         return self.gpus // self.model_parallel
+
+    @property
+    def shard_ranks(self) -> int:
+        """Number of data-parallel ranks that share what is shared: all, or those of a group."""
+        return self.parallel_strategy.shard_ranks(self)
 
     @property
     def model_parallel(self) -> int:
@@ -384,10 +384,17 @@ def _checkpointed(s: Experiment) -> str:
     return f"ac{every}"
 
 
+def _mixed(s: Experiment) -> str:
+    if s.mixed_precision == "none":
+        return "pure"
+    return s.mixed_precision
+
+
 PARTS: dict[str, Callable[[Experiment], str]] = {
     "compile": _compiled,
     "gradient_compression": _compressed,
     "activation_checkpointing": _checkpointed,
+    "mixed_precision": _mixed,
     "data": lambda s: model_shapes.slug(s.data),
     "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
     "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),

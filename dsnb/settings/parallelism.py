@@ -1,4 +1,4 @@
-"""How ranks share a training, as one value of several settings: "ZeRO 3", "TP 2 x PP 2 x ZeRO 1"."""
+"""How ranks share a training, as one value of several settings: "ZeRO 3", "TP 2 x ZeRO 1", "HSDP 8"."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,10 @@ from dsnb.settings.training import text
 
 SIZES = {"TP": "tensor_parallel", "PP": "pipeline_parallel"}
 """Settings that split layers, by their display names."""
+SHARDS = "shard_size"
+"""The setting of groups that hold copies of one another's shards."""
+SHARING = ("strategy", "zero_stage", *SIZES.values(), SHARDS)
+"""The settings that are one value here."""
 
 
 def parallelism(run: Mapping[str, Any]) -> str:
@@ -27,6 +31,9 @@ def parallelism(run: Mapping[str, Any]) -> str:
         size = text(run[name]) if name in run else "1"
         if size not in unshown:
             parts.append(f"{short} {size.replace('-', '?')}")
+    size = text(run.get(SHARDS))
+    if size not in {"0", "-"}:
+        label = f"{chosen.label_of_groups} {size}"
     if label:
         parts.append(label)
     return " x ".join(parts)

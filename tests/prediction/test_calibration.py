@@ -169,6 +169,9 @@ def test_what_is_outside_is_said():
     assert unlike(**both) == []
     why = "no calibration run used strategy ZeRO 0 with tensor parallel and pipeline parallel, "
     assert unlike(**both, pipeline_parallel=2)[0].startswith(why)
+    copied = {"strategy": "fsdp", "gpus": 4, "shard_size": 2, "zero_stage": 0}
+    why = "no calibration run used strategy fsdp with copies of shards, "
+    assert unlike(**copied)[0].startswith(why)
     row = {**USUAL, "gpu_name": "NVIDIA L4", "step_time_mean_s": 1.0}
     covered = Coverage.of(measured(pd.DataFrame([row])), Link())
     assert unlike("L4", covered) == []

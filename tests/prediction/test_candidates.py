@@ -121,6 +121,31 @@ def test_tensor_parallel_ranks_share_heads_equally(model, sizes):
     assert {one.tensor_parallel for one in found} == sizes
 
 
+@pytest.mark.parametrize(
+    ("gpus", "pinned", "sizes"),
+    [
+        (8, {}, {0}),
+        (32, {}, {0, 8}),
+        (8, {"nodes": 2}, {0, 4}),
+        (8, {"nodes": 8}, {0}),  # one GPU each
+        (12, {}, {0, 6}),
+        (16, {"strategy": "ddp"}, {0}),
+        (16, {"shard_size": 4}, {4}),
+    ],
+)
+def test_over_several_nodes_the_gpus_of_each_may_share_shards(gpus, pinned, sizes):
+    found = candidates(Training("opt-1.3b", gpus, 2048, 96 * gpus, pinned=pinned))
+    assert {one.shard_size for one in found} == sizes
+    assert {one.strategy for one in found if one.shard_size} <= {"fsdp"}
+
+
+def test_split_layers_are_sharded_by_zero_1_or_among_groups_by_fsdp():
+    found = candidates(Training("llama-3.1-8b", 8, 1024, 512))
+    ways = {(one.label, one.tensor_parallel) for one in found if one.tensor_parallel > 1}
+    by_zero = {(f"TP {size} x ZeRO 1", size) for size in (2, 4, 8)}
+    assert ways == by_zero | {(f"TP {size} x FSDP", size) for size in (2, 4)}
+
+
 def test_sequences_are_as_long_as_the_model_allows_and_at_most_4096():
     names = ("gpt2", "opt-1.3b", "bloom-560m", "llama-3.1-8b")
     assert [built_in.usual_length(name) for name in names] == [1024, 2048, 4096, 4096]

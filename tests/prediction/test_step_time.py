@@ -268,6 +268,43 @@ def test_routes_inside_a_node_and_between_nodes():
     assert unlinked.data_inside == pytest.approx(module.STEP.pcie_share * 32e9)
 
 
+def test_shards_stay_in_a_node_and_each_of_its_gpus_averages_its_own():
+    """Two nodes of eight: all of a node share its links, and each GPU has its own adapter to its copy."""
+    within = routes("H100", "ib:400", strategy="fsdp", gpus=16, shard_size=8)
+    assert (within.data_inside, within.data_network) == (450e9, 0)
+    assert within.replica_network == 50e9
+    across = routes("H100", "ib:400", strategy="fsdp", gpus=32, shard_size=16)
+    assert (across.data_network, across.replica_network) == (8 * 50e9, 50e9)
+    inside = routes("H100", "nvlink", strategy="fsdp", gpus=8, shard_size=2)
+    assert (inside.replica_inside, inside.replica_network) == (450e9, 0)
+    split = routes("H100", "ib:400", strategy="fsdp", gpus=16, tensor_parallel=2, shard_size=4)
+    assert (split.data_network, split.replica_network) == (0, 50e9)
+
+
+def test_shards_within_nodes_are_faster_on_a_slow_network(monkeypatch):
+    """400 GB/s inside, 5 between: all gathers and reductions cross, or an eighth of the gradients do.
+
+    A message that crosses takes two hops of 20 µs, in a ring of two nodes or in a tree.
+    """
+    monkeypatch.setattr(module.STEP, "network_overlap", 0.0)
+    settings = {"strategy": "fsdp", "gpus": 16, "precision": "bf16"}
+
+    def sent_s(**more):
+        counts = count_step(experiment(**settings, **more), gpus.find("H100"), link("ib:40"))
+        found = parts(counts, replace(IDEAL, overlap=0.0))
+        return found.all_gather_s + found.reduce_scatter_s, found.all_reduce_s
+
+    every, none = sent_s()
+    inside, between = sent_s(shard_size=8)
+    gathered = PSI * (2 * 2 + 4)
+    latencies_s = 3 * 24 * 20e-6
+    hops_s = 2 * latencies_s
+    assert every == pytest.approx(gathered * 15 / 16 / (8 * 5e9) + latencies_s + hops_s, rel=1e-3)
+    assert inside == pytest.approx(gathered * 7 / 8 / 450e9 + latencies_s, rel=1e-3)
+    assert between == pytest.approx(PSI / 8 * 4 / 5e9 + 24 * 3 * 20e-6, rel=1e-3)
+    assert none == 0
+
+
 def test_a_setting_has_at_least_the_nodes_that_were_asked_for_and_8_gpus_on_each():
     sizes = ((8, 2), (8, 1), (9, 1), (16, 1))
     recorded = [Experiment.recorded({"gpus": gpus, "nodes": nodes}) for gpus, nodes in sizes]
@@ -302,7 +339,7 @@ BLANK = StepCounts(
     **{
         **{field.name: 0.0 for field in fields(StepCounts)},
         **dict.fromkeys(("peak_flops", "attention_flops_per_s", "memory_bytes_per_s"), 1e12),
-        **{f"{group}_inside": 1e9 for group in ("data", "tensor", "pipeline")},
+        **{f"{group}_inside": 1e9 for group in ("data", "tensor", "pipeline", "replica")},
         "host_link": 1e9,
     }
 )
@@ -342,6 +379,7 @@ SHARES = Constants(
         ("host_s", {"host_gathers": 1e6}, 11),
         ("host_s", {"host_parameters": 1e6}, 7),
         ("pipeline_bubble_s", {"matmul_flops": 1e12, "pipeline_fill": 0.5}, 2 * 0.5),
+        ("all_reduce_s", {"replica_all_reduce": 1e9}, 1 / 0.5),
         ("all_reduce_s", {"all_reduce": 1e9}, 1 / 0.5),
         ("reduce_scatter_s", {"reduce_scatter": 1e9, "data_network": 1e9}, 1 / 0.25),
         ("all_gather_s", {"all_gather": 1e9, "data_network": 8e9}, 1 / 0.5),

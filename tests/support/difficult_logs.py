@@ -252,6 +252,10 @@ Root Cause (first observed failure):
 [rank0]:[titan] 2026-01-11 20:14:30,000 - root - INFO - \x1b[31mvalidate step: 10  \x1b[32mloss:  9.5  \x1b[36mmemory: 48.86GiB(50.91%)  \x1b[34mtps: 9,096\x1b[39m
 [rank0]:[titan] 2026-01-11 20:14:30,000 - root - INFO - Training completed
 """,
+    "torchtitan_copies": """\
+[rank0]:[titan] 2026-01-11 20:13:44,956 - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=2, dp_shard=8, cp=1, tp=2, ep=1, etp=1
+[rank0]:[titan] 2026-01-11 20:13:50,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss: 12.2713  \x1b[38;2;180;60;0mgrad_norm:  3.6855  \x1b[36mmemory: 38.86GiB(40.91%)  \x1b[34mtps: 1,024  \x1b[36mtflops: 60.0  \x1b[35mmfu: 6.00%\x1b[39m
+""",
     "torchtitan_old": """\
 [rank0]:2025-04-01 00:25:47,084 - root - INFO - step: 640/644 = 99.3789%  loss:  6.2116  memory: 87.04GiB(93.48%)  tps: 52,142  mfu: 3.09%
 [rank0]:2025-04-01 00:25:59,617 - root - INFO - Training completed

@@ -17,12 +17,22 @@ import deepspeed
 import psutil
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
 from dsnb.measure.launcher.folder import deepspeed_config
-from dsnb.measure.train import data, engine, meter, over_ranks, probe, profiling, worker
+from dsnb.measure.train import (
+    data,
+    engine,
+    meter,
+    over_ranks,
+    probe,
+    profiling,
+    tensor_parallel,
+    worker,
+)
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, layout, logits, parts
+from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -170,7 +180,7 @@ def frozen(run):
     def mean_and_compare(mean, losses):
         if worker.rank() == 0:
             found = {
-                name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
+                name: {"changed": not is_same(one, after[name]), "dtype": str(one.dtype)}
                 for name, one in before.items()
             }
             json_files.write_json(run.dir / "parameters.json", found)
@@ -178,6 +188,72 @@ def frozen(run):
 
     change_trainer(keep)
     wrap(over_ranks, "mean_of_ranks", mean_and_compare)
+
+
+def is_same(first, second):
+    """Return whether a rank's shares have the same bits: those of weights of 4 bits may be no numbers."""
+    shares = (local(one.detach()).contiguous() for one in (first, second))
+    return torch.equal(*(one.flatten().view(torch.uint8) for one in shares))
+
+
+def states(run):
+    """Write down the bytes and number formats of rank 0's weights and optimizer states after the last step."""
+    kept = []
+
+    def mean_and_write(mean, losses):
+        if worker.rank() == 0:
+            json_files.write_json(run.dir / "states.json", described_states(kept[0]))
+        return mean(losses)
+
+    change_trainer(kept.append)
+    wrap(over_ranks, "mean_of_ranks", mean_and_write)
+
+
+def uncompiled_states(run):
+    """Write down states; what asks for a whole compiled graph runs eagerly, as no compiler of a CPU is quick."""
+    torch.compile = lambda function, **_: function
+    states(run)
+
+
+def described_states(trainer):
+    """Return the formats and bytes of tensors with one number for each weight, and of what they consist of."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    found = {"weights": 0, "states": 0, "formats": []}
+    for weight, state in optimizer.state.items():
+        found["weights"] += local(weight).nbytes
+        moments = [one for one in state.values() if torch.is_tensor(one)]
+        for moment in map(local, moments):
+            if moment.numel() > 1:
+                stored = stored_tensors(moment)
+                found["formats"] += [str(one.dtype) for one in stored]
+                found["states"] += sum(one.nbytes for one in stored)
+    return {**found, "formats": sorted(set(found["formats"]))}
+
+
+def local(tensor):
+    """Return a rank's share of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def stored_tensors(tensor):
+    """Return the tensors that a quantized one consists of, or itself."""
+    names = getattr(tensor, "tensor_attrs", ())
+    return [getattr(tensor, name) for name in names] or [tensor]
+
+
+def dequantized(run):
+    """Let linear layers have the weights that NF4 stands for, in full."""
+
+    def quantize(experiment, model):
+        parts.use_linear_layers(model)
+        quantized.reveal_torchao(experiment)
+        for block in parts.blocks(model):
+            for layer in filter(quantized.fits_nf4, block.modules()):
+                small = quantized.Nf4Linear(layer)
+                bits = (small.weight, small.scales, small.factors, small.mean, small.table)
+                layer.weight = torch.nn.Parameter(quantized.dequantized(*bits))
+
+    build.quantize_blocks = quantize
 
 
 def latecomer(run):
@@ -345,7 +421,8 @@ def trained_way(experiment, device):
 def divided(run):
     """Train each configuration in `$DSNB_TEST_MODELS` whole and split, by gradient descent in the same processes.
 
-    `divided.json` has the losses and the parameters of a rank, whole and split, or why a model is not split.
+    `divided.json` has the losses and the parameters of a rank, whole, split, and split and sharded by FSDP, or why a
+    model is not split.
     """
     base = Experiment.read(run.experiment)
     device, found = worker.set_up(base), {}
@@ -355,6 +432,7 @@ def divided(run):
         try:
             split = whole.model_copy(update={"tensor_parallel": 2})
             found[path.stem]["split"] = descent(split, device)
+            found[path.stem]["sharded"] = sharded_descent(split, device)
         except ValueError as error:
             found[path.stem]["refused"] = str(error)
     if worker.rank() == 0:
@@ -367,10 +445,10 @@ def descent(experiment, device):
     model = build.build(experiment, {}, device)
     if experiment.tensor_parallel > 1:
         given = layout.block_arguments(model)
-        engine.split_blocks(experiment, model, parts.blocks(model), given)
+        tensor_parallel.split_blocks(experiment, model, parts.blocks(model), given)
     with_loss = CausalLoss(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    ids = torch.randint(3, 100, (2, 32), generator=torch.Generator().manual_seed(1))
+    ids = same_tokens()
     losses = []
     for _ in range(4):
         loss = with_loss(ids)
@@ -379,6 +457,19 @@ def descent(experiment, device):
         loss.backward()
         optimizer.step()
     return {"losses": losses, "parameters": sum(each.numel() for each in model.parameters())}
+
+
+def sharded_descent(experiment, device):
+    sgd(None, rate=0.2)
+    fsdp = experiment.model_copy(update={"strategy": "fsdp"})
+    trainer = trainers.FsdpTrainer(fsdp, {}, device)
+    parameters = sum(each.numel() for each in trainer.wrapped.parameters())
+    losses = [trainer.step([same_tokens()])[0].item() for _ in range(4)]
+    return {"losses": losses, "parameters": parameters}
+
+
+def same_tokens():
+    return torch.randint(3, 100, (2, 32), generator=torch.Generator().manual_seed(1))
 
 
 def uncompiled(run):
@@ -469,3 +560,27 @@ def brief(run):
     """Measure each message size for a tenth of the time."""
     probe.SIZE_LIMIT_S = 0.05
     return probe.main(run.dir)
+
+
+def norms_of_gradients(run):
+    """Descend as `sgd`, and write the norms of all gradients of parameters before each update, by name."""
+    found = []
+
+    def watch(trainer):
+        def clip(before, limit):
+            norms = {}
+            for name, parameter in trainer.wrapped.named_parameters():
+                gradient = parameter.grad
+                if isinstance(gradient, DTensor):
+                    gradient = gradient.full_tensor()
+                norms[name] = gradient.norm().item()
+            norm = before(limit)
+            found.append({"parameters": norms, "norm": norm.item()})
+            if worker.rank() == 0:
+                json_files.write_json(run.dir / "gradients.json", {"of_steps": found})
+            return norm
+
+        wrap(trainer, "clip", clip)
+
+    sgd(run)
+    change_trainer(watch)

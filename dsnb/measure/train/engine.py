@@ -10,20 +10,19 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.module_inject.auto_tp import AutoTP
-from deepspeed.module_inject.autotp_config import AutoTPConfig
-from deepspeed.module_inject.layers import TensorParallel_Layer, set_autotp_mode
+from deepspeed.module_inject.layers import TensorParallel_Layer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from deepspeed.utils import groups, set_z3_leaf_modules
+from deepspeed.utils import set_z3_leaf_modules
 
 from dsnb.measure.train.ask_deepspeed import configured
 from dsnb.measure.train.data import data_rank
+from dsnb.measure.train.tensor_parallel import split_blocks
 from dsnb.measure.train.trainer import Trainer, communication, make_optimizer
-from dsnb.models import layout, parts, split
+from dsnb.models import layout, parts
 from dsnb.models.build import DTYPES, build, build_stage
 from dsnb.models.compile import begin_graphs, compile_model, compile_options, separate_caches
 from dsnb.models.loss import CausalLoss, causal_loss
@@ -208,38 +207,6 @@ def _layers(model: Any, path: parts.ForwardPath) -> list[Any]:
     if not model.config.tie_word_embeddings:
         return [embedding, *middle, head]
     return [TiedLayer("embeddings", embedding), *middle, TiedLayer("embeddings", head)]
-
-
-def split_blocks(
-    experiment: Experiment,
-    model: torch.nn.Module,
-    of_model: Sequence[torch.nn.Module],
-    given: Sequence[layout.Arguments],
-) -> None:
-    """Split the blocks of a model, or of a pipeline's stage, in place."""
-    groups._init_tp_mesh_device(tensor_model_parallel_size=experiment.tensor_parallel)
-    set_autotp_mode(training=True)
-    group = groups.get_tensor_model_parallel_group()
-
-    def cut(rules: list[dict[str, Any]]) -> None:
-        described = {"use_default_specs": False, "layer_specs": rules}
-        auto = AutoTP(
-            module=model,
-            all_reduce_linears=(),
-            prefix="",
-            state_dict=None,
-            linear_layer_setting=(torch.nn.Linear, torch.nn.Embedding),
-            orig_layer_impl=None,
-            partition_config=AutoTPConfig.from_dict(
-                {**described, "tp_size": experiment.tensor_parallel}
-            ),
-            training_mode=True,
-        )
-        auto.set_tensor_parallel_config(experiment.tensor_parallel, group)
-        auto.update_linear_policies()
-        auto._replace_module(model)
-
-    split.split(of_model, given, group, cut)
 
 
 def order_gathers(engine: Any) -> None:

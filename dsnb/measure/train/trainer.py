@@ -3,6 +3,7 @@
 They use the same model, data and meter.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -12,15 +13,18 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dsnb.measure.train.tensor_parallel import ShardedParts, copy_inputs, split_blocks
+from dsnb.models import layout
 from dsnb.models.build import DTYPES, build
 from dsnb.models.compile import begin_graphs, compile_model
 from dsnb.models.loss import CausalLoss
 from dsnb.models.parts import blocks
+from dsnb.models.quantized import eight_bit_adamw
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
@@ -74,8 +78,9 @@ class Trainer:
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Return the full size, also of a parameter that ZeRO 3 has partitioned."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    """Return the full size, also of a parameter that ZeRO 3 has partitioned, or that holds weights of 4 bits."""
+    own = getattr(parameter, "ds_numel", parameter.numel())
+    return int(getattr(parameter, "stands_for", own))
 
 
 def _is_trainable(parameter: nn.Parameter) -> bool:
@@ -91,6 +96,7 @@ class TorchTrainer(Trainer):
         model = build(experiment, ds_config, device)
         super().__init__(experiment, model)
         self.device = device
+        self.prepare(model)
         self.module = with_loss = CausalLoss(model, experiment.loss == "chunked")
         compile_model(experiment, with_loss)
         self.wrapped: Any = self.wrap(with_loss)
@@ -98,6 +104,9 @@ class TorchTrainer(Trainer):
         self.optimizer = make_optimizer(experiment, self.trainable)
         self._norm: torch.Tensor | None = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
+
+    def prepare(self, model: Any) -> None:
+        """Change the model in place before it is compiled."""
 
     def wrap(self, model: CausalLoss) -> Any:
         """Return the model as the strategy shares it among ranks."""
@@ -131,7 +140,7 @@ class TorchTrainer(Trainer):
         """Update the weights; return whether the loss scaler skipped the update."""
         if self.experiment.gradient_clipping:
             self.scaler.unscale_(self.optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.experiment.gradient_clipping)
+            norm = self.clip(self.experiment.gradient_clipping)
             if not isinstance(norm, DTensor):  # FSDP's: reading it would cost a reduction
                 self._norm = norm
         self.scaler.step(self.optimizer)
@@ -140,8 +149,15 @@ class TorchTrainer(Trainer):
         self.optimizer.zero_grad(set_to_none=True)
         return self.scaler.get_scale() < before
 
+    def clip(self, limit: float) -> torch.Tensor:
+        """Scale the gradients down to a norm of at most `limit`; return the norm before."""
+        return torch.nn.utils.clip_grad_norm_(self.trainable, limit)
+
     def grad_norm(self) -> torch.Tensor | None:
-        """Return the gradient norm of the last step before clipping; None without clipping, and with FSDP."""
+        """Return the gradient norm of the last step before clipping; None without clipping.
+
+        FSDP has one only if layers are split, too.
+        """
         return self._norm
 
     def describe(self) -> dict[str, Any]:
@@ -180,10 +196,11 @@ class DdpTrainer(TorchTrainer):
         return wrapped
 
     def _bucket_mib(self) -> float | None:
-        """Return the size of DDP's buckets of gradients, which are fp32; None for torch's default."""
+        """Return the size of DDP's buckets of gradients; None for torch's default."""
         if self.experiment.gradient_compression == "powersgd" and self.device.type == "cpu":
             return ONE_BUCKET_MIB
-        return self.experiment.bucket_elements * 4 / 2**20 or None
+        each = self.experiment.numbers.trained_bytes
+        return self.experiment.bucket_elements * each / 2**20 or None
 
     def set_synchronization(self, is_last: bool) -> None:
         """Reduce once a step, as with DDP's `no_sync`."""
@@ -191,23 +208,50 @@ class DdpTrainer(TorchTrainer):
 
 
 class FsdpTrainer(TorchTrainer):
-    """Shards everything by block with torch's FSDP2."""
+    """Shards everything by block with torch's FSDP2; tensor-parallel ranks shard their parts of the layers."""
+
+    parts: ShardedParts | None = None
+    """The parameters of split layers."""
+    _partial: Sequence[nn.Parameter] = ()
+
+    def prepare(self, model: Any) -> None:
+        """Split the layers of blocks among tensor-parallel ranks."""
+        if self.experiment.tensor_parallel > 1:
+            given = layout.block_arguments(model)
+            self._partial = split_blocks(self.experiment, model, blocks(model), given)
+            if self.experiment.compile != "off":
+                copy_inputs(model)
 
     def wrap(self, model: CausalLoss) -> Any:
         """Return the model with shards for weights, and hooks that gather them."""
+        if self.experiment.tensor_parallel > 1:
+            self.parts = ShardedParts(model, self._partial)
         options = self.sharding()
         for block in blocks(model):
             fully_shard(block, **options)
-        return fully_shard(model, **options)
+        wrapped: Any = fully_shard(model, **options)
+        if self.parts:
+            self.parts.find(wrapped)
+        return wrapped
+
+    def _update(self) -> bool:
+        if self.parts:
+            self.parts.add_up()
+        return super()._update()
+
+    def clip(self, limit: float) -> torch.Tensor:
+        """Scale the gradients down; with split layers, by the norm over all ranks."""
+        if self.parts:
+            return self.parts.clip(limit)
+        return super().clip(limit)
 
     def sharding(self) -> dict[str, Any]:
         """Return the arguments of `fully_shard`."""
-        options: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.type, (self.experiment.gpus,))
-        }
+        options: dict[str, Any] = {"mesh": self.mesh()}
         if self.experiment.gathered_weights == "micro-batch":
             options["reshard_after_forward"] = False
-        if self.experiment.numbers.natively_half:
+        numbers = self.experiment.numbers
+        if numbers.natively_half and numbers.trained != numbers.forward:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
             # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts
             # them in the forward pass, but not where torch 2.11 and 2.12 recompute a block, which
@@ -217,10 +261,42 @@ class FsdpTrainer(TorchTrainer):
             )
         return options
 
+    def mesh(self) -> DeviceMesh:
+        """Return the data-parallel ranks, in rows that share the shards.
+
+        Tensor-parallel ranks are neighbours, then those that share the shards. Each further
+        dimension has groups of its own, so there are none of one rank.
+        """
+        experiment = self.experiment
+        shared = experiment.shard_ranks
+        sizes = {"shards": shared}
+        if experiment.shard_size:
+            sizes = {"copies": experiment.data_parallel // shared, **sizes}
+        names = tuple(sizes)
+        if experiment.tensor_parallel > 1:
+            sizes["tensor"] = experiment.tensor_parallel
+        ranks = init_device_mesh(
+            self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
+        return ranks[names]
+
+    def describe(self) -> dict[str, Any]:
+        """Return also how many ranks share the shards, hold copies of them, and split layers."""
+        sharded: Any = self.trainable[0]
+        *copies, shards = sharded.device_mesh.shape
+        return {
+            **super().describe(),
+            "shard_ranks": shards,
+            "copies": math.prod(copies),
+            "tensor_parallel_ranks": self.parts.ranks if self.parts else 1,
+        }
+
     def set_synchronization(self, is_last: bool) -> None:
-        """Reduce in every micro-batch, or once a step."""
+        """Reduce in every micro-batch, or once a step; average over copies of the shards once a step."""
         if self.experiment.reduce_gradients == "step":
             self.wrapped.set_requires_gradient_sync(is_last)
+        elif self.experiment.shard_size:
+            self.wrapped.set_requires_all_reduce(is_last)
 
 
 def communication() -> Any:
@@ -236,5 +312,7 @@ def make_optimizer(
         return torch.optim.Adafactor(
             parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"]
         )
+    if experiment.optimizer == "adamw-8bit":
+        return eight_bit_adamw(experiment, parameters)
     fused = experiment.device == "cuda"
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)

@@ -340,7 +340,7 @@ def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
     if experiment.compiles_blocks:  # the loss is outside of the blocks
         settings |= {"compile": "default", "compile_unit": "block", "loss": "whole"}
     needs_later = experiment.numbers.casts_weights and not experiment.compiles_blocks
-    layers = 3 if needs_later else 1 + kinds
+    layers = 1 + kinds + needs_later
     totals: dict[int, Size] = defaultdict(Size)
     for place, number in saved.saved(json.dumps(settings), layers):
         grows = number % MANY == 0

@@ -67,6 +67,8 @@ class _Places:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._of_name: dict[str, int] = {}
+        self._outputs: list[str] = []
+        """The last operator of each block."""
         for place, module in enumerate(modules):
             module.register_forward_pre_hook(lambda *_, before=place - 1: self.end(before))
         modules[-1].register_forward_hook(lambda *_: self.end(len(modules) - 1))
@@ -78,11 +80,26 @@ class _Places:
             inputs = (places[used] for used in node.all_input_nodes)
             places[node] = self._of_name.get(node.name, max(inputs, default=-1))
         results: Any = graph.graph.output_node().args[0]
-        yield from (places.get(result, -1) for result in results)
+        of_root = self._only_for_root({str(result) for result in results})
+        for result in results:
+            place = places.get(result, -1)
+            yield -1 if str(result) == of_root else place
+
+    def _only_for_root(self, kept: set[str]) -> str | None:
+        """Return the output of the last block, if it is kept for the final norm and no other block's is.
+
+        Blocks whose norms follow their products, as OLMo-2's, need no sum of theirs again.
+        """
+        *others, last = self._outputs
+        if kept.intersection(others):
+            return None
+        return last
 
     def end(self, place: int) -> None:
         """Note that all operators since the last call belong to a place."""
         mode = get_proxy_mode()
+        if mode and place >= 0:
+            self._outputs.append(next(reversed(mode.tracer.graph.nodes)).name)
         for node in reversed(mode.tracer.graph.nodes) if mode else ():
             if node.name in self._of_name:
                 break

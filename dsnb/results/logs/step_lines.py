@@ -118,6 +118,8 @@ def mesh(run: LoggedRun, match: Match) -> None:
         run.set_used(gpus=ways * of_replica, data_parallel=ways)
     if sharded > 1:
         run.set_used(strategy="fsdp")
+        if ways > sharded:
+            run.set_used(shard_size=sharded)
 
 
 @reads("Training completed", pattern=r"- INFO - Training completed")

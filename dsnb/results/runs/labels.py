@@ -11,7 +11,7 @@ import pandas as pd
 
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.experiment import DECLARED
-from dsnb.settings.parallelism import SIZES, parallelism, parallelism_order
+from dsnb.settings.parallelism import SHARING, parallelism, parallelism_order
 from dsnb.settings.records.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
 from dsnb.settings.strategies import strategy
 from dsnb.settings.training import Setting, text
@@ -23,7 +23,6 @@ __all__ = [
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
 3"."""
-SHARING = ("strategy", "zero_stage", *SIZES.values())
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
 AXES = {
@@ -98,6 +97,8 @@ def setting(run: Mapping[str, Any]) -> str:
     precision = _known(run, "precision")
     if precision and run.get("mixed_precision") == "autocast":
         precision += " autocast"
+    elif precision and run.get("mixed_precision") == "none":
+        precision = f"pure {precision}"
     parts = [strategy(run.get("strategy")).phrase or parallelism(run), precision]
     mode = _known(run, "compile")
     if mode not in {"", "off", "false"}:

@@ -111,7 +111,7 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
         # A buffer in fp32 beside the gradients of a micro-batch in bf16.
         accumulated = states.gradients * 2
     elif experiment.reduce_gradients == "step":
-        accumulated = states.gradients * experiment.data_parallel
+        accumulated = states.gradients * experiment.shard_ranks
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
     attention = run.get("attention_used")
@@ -133,16 +133,21 @@ def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> mem
         is_fused = shape.family != "opt"
         rank = experiment.lora_rank
         trained = memory.lora_parameters(shape.layers, shape.hidden, rank, is_fused)
-        frozen = shape.parameters * experiment.numbers.computed_bytes
+        half = experiment.numbers.computed_bytes
+        frozen = shape.parameters * half
+        if experiment.frozen_weights == "nf4":
+            frozen -= 12 * shape.hidden**2 * shape.layers * (half - memory.NF4)
     if experiment.optimizer == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     if counted is not None and not math.isnan(counted):
         trained = counted
+    if experiment.optimizer == "adamw-8bit":
+        moments = memory.MOMENTS_8_BIT * trained
     return memory.model_states(
         trained,
         experiment.states.each,
         experiment.states.stage,
-        experiment.data_parallel,
+        experiment.shard_ranks,
         experiment.tensor_parallel * experiment.pipeline_parallel,
         experiment.offload,
         frozen,

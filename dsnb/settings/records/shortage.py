@@ -91,6 +91,8 @@ class Shortage:
         ranks = s.data_parallel
         if ranks == 1:
             yield "use several GPUs with zero_stage 3: on one, there is nothing to share the model states with"
+        elif s.shard_size:
+            yield f"leave shard_size ({s.shard_size}) out: {ranks} ranks then share the model states"
         elif s.parallel_strategy.is_deepspeed:
             for stage in range(3, s.zero_stage, -1):
                 if self._is_allowed(zero_stage=stage):

@@ -16,7 +16,7 @@ HALF = memory.HALF
 FULL = "fp32"
 USED_BY = {
     "offload": ": offload is ZeRO's; use strategy 'deepspeed'",
-    "tensor_parallel": ": tensor parallel is AutoTP's; use strategy 'deepspeed'",
+    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed' or 'fsdp'",
     "pipeline_parallel": ": pipelines are DeepSpeed's; use strategy 'deepspeed'",
     "deepspeed": ": these are keys of DeepSpeed's configuration; use strategy 'deepspeed'",
     "grad_accum_dtype": (": torch accumulates in the weights' format; use strategy 'deepspeed'"),
@@ -27,6 +27,7 @@ USED_BY = {
     "zeropp": ": it is DeepSpeed's; use strategy 'deepspeed'",
     "reduce_gradients": ", which decides this itself; use strategy 'fsdp'",
     "gathered_weights": ", which decides this itself; use strategy 'fsdp'",
+    "shard_size": ": groups with copies of the shards are FSDP's; use strategy 'fsdp'",
     "gradient_compression": ": it is DDP's; use strategy 'ddp'",
 }
 """Settings that only some strategies have, and the rest of the sentence that refuses them elsewhere."""
@@ -62,6 +63,8 @@ class Numbers:
     """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
     accumulated_bytes: int
     """Bytes of a gradient that is kept until the optimizer's step."""
+    state_bytes: int
+    """Bytes of a weight as the optimizer updates it, a master or the weight itself, and of each of its moments."""
 
 
 def width(precision: str) -> int:
@@ -78,7 +81,7 @@ class States:
     stage: int
     """What ranks share: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too."""
     ranks: int
-    """Data-parallel ranks."""
+    """Ranks that share it."""
 
     @property
     def of_rank(self) -> MemoryParts:
@@ -95,6 +98,8 @@ class ModelSize:
     layers: float
     hidden: float
     family: str = ""
+    undivided: float = 0.0
+    """Parameters that AutoTP splits among no ranks: embeddings, the output layer and norms."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,10 @@ class Traffic:
     all_to_all: float = 0.0
     data_messages: float = 0.0
     """Collectives."""
+    replica_all_reduce: float = 0.0
+    """An all-reduce between groups of ranks that hold copies of one another's shards."""
+    replica_messages: float = 0.0
+    """Its collectives."""
     reduction_overlaps: float = 0.0
     """1 where gradients are reduced beside the passes, else 0."""
     gather_overlaps: float = 0.0
@@ -124,6 +133,8 @@ class Strategy:
     """Value of the setting `strategy`."""
     label: str = ""
     """Display name in tables and legends; by default the name."""
+    label_of_groups: str = ""
+    """Display name where groups of ranks hold copies of one another's shards."""
     phrase: str = ""
     """Name within a sentence, such as "the plain loop"; empty for the label."""
     kind: str = ""
@@ -205,17 +216,20 @@ class Strategy:
         yield from ()
 
     def numbers(self, s: Any) -> Numbers:
-        """Return the number formats; half precision is native, or autocast of fp32 weights."""
+        """Return the number formats; half precision is native, autocast of fp32 weights, or not mixed at all."""
         computed = s.precision
         is_half = computed in HALF
-        natively_half = is_half and self.has_native_half and s.mixed_precision == "native"
+        is_pure = is_half and s.mixed_precision == "none"
+        is_native = is_half and self.has_native_half and s.mixed_precision == "native"
+        natively_half = is_native or is_pure
         autocast = is_half and not natively_half
-        masters = natively_half and self.has_masters
+        masters = is_native and self.has_masters
+        trains_half = masters or is_pure
         has_adapters = s.lora_rank > 0
         casts_weights = autocast and not has_adapters
         in_fp32 = self.accumulates_in_fp32(s)
-        trained = computed if masters else FULL
-        built = computed if masters or has_adapters else FULL
+        trained = computed if trains_half else FULL
+        built = computed if trains_half or has_adapters else FULL
         return Numbers(
             computed=computed,
             masters=masters,
@@ -230,6 +244,7 @@ class Strategy:
             stream_bytes=width(FULL if casts_weights else computed),
             trained_bytes=width(trained),
             accumulated_bytes=width(FULL if in_fp32 else trained),
+            state_bytes=width(computed if is_pure else FULL),
         )
 
     def accumulates_in_fp32(self, s: Any) -> bool:
@@ -242,9 +257,16 @@ class Strategy:
         each = memory.FULL
         if numbers.masters:
             each = memory.MASTERS
+        elif numbers.state_bytes == 2:
+            each = memory.PURE
         elif numbers.autocast:
             each = memory.AUTOCAST
-        return States(each, self.shared_stage(s), s.data_parallel)
+        return States(each, self.shared_stage(s), self.shard_ranks(s))
+
+    def shard_ranks(self, s: Any) -> int:
+        """Return how many data-parallel ranks share what is shared: by default all."""
+        ranks: int = s.data_parallel
+        return ranks
 
     def shared_stage(self, s: Any) -> int:
         """Return what ranks share, as the stage of ZeRO that shares as much: by default nothing."""

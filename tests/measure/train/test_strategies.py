@@ -204,11 +204,13 @@ def test_models_of_many_families_train_alike_whole_and_split(run_small, monkeypa
     assert result.status == "failed"  # without steps
     found = json_files.read_json(run.dir / "divided.json")
     for family in DIVIDED:
-        whole, split = (found[family].get(way) for way in ("whole", "split"))
-        assert split, found[family]
+        whole, split, sharded = (found[family].get(way) for way in ("whole", "split", "sharded"))
+        assert sharded, found[family]
         assert split["losses"] == pytest.approx(whole["losses"], abs=PLAIN), family
+        assert sharded["losses"] == pytest.approx(whole["losses"], abs=PLAIN), family
         assert whole["losses"][-1] < whole["losses"][0] - 0.05, family
         assert split["parameters"] < 0.8 * whole["parameters"], family
+        assert sharded["parameters"] == split["parameters"], family
     of_block = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64  # queries and output, keys and values, MLP
     outside = 2 * 128 * 32 + 5 * 32  # embeddings, and the norms
     assert found["llama"]["whole"]["parameters"] == 2 * of_block + outside
@@ -233,6 +235,60 @@ def test_fsdp_reduces_gradients_as_often_as_asked(losses, expected, trained, red
     assert losses("counted", **settings) == pytest.approx(curve, abs=PLAIN)
     _, paths = trained("counted", **settings)
     assert json_files.read_json(paths.dir / "reductions.json") == {"of_steps": [times * 5] * 6}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "qwen3-tiny", **CLIP, **CHECKPOINTED},
+        {"model": "opt-tiny", "gathered_weights": "micro-batch"},
+        {"model": "opt-tiny", "reduce_gradients": "step", **CLIP},
+    ],
+    ids=str,
+)
+def test_copied_shards_train_as_one_process(losses, expected, settings):
+    """Four ranks in two groups of two; gradients are added up in two micro-batches."""
+    same = {name: settings[name] for name in ("model", "gradient_clipping") if name in settings}
+    of_step = {**SIX, "micro_batch_size": 8}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step, **same)
+    found = losses("sgd", **{**SIX, **FSDP, **ACCUMULATED, **settings, "gpus": 4, "shard_size": 2})
+    assert found == pytest.approx(curve, abs=PLAIN)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "qwen3-tiny", "gpus": 4, "grad_accum": 2, **CLIP, **CHECKPOINTED},
+        {"model": "bloom-tiny", "gpus": 2, "grad_accum": 4, "reduce_gradients": "step", **CLIP},
+        {"model": "llama-tiny", "gpus": 4, "grad_accum": 2, "gathered_weights": "micro-batch"},
+    ],
+    ids=str,
+)
+def test_sharded_parts_of_layers_train_as_one_process(losses, expected, settings):
+    """Qwen 3 has norms of each head, of whose gradients each of two ranks computes a part."""
+    same = {name: settings[name] for name in ("model", "gradient_clipping") if name in settings}
+    of_step = {**SIX, "micro_batch_size": 8}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step, **same)
+    found = losses("sgd", **{**SIX, **FSDP, **TP, "micro_batch_size": 2, **settings})
+    assert found == pytest.approx(curve, abs=PLAIN)
+
+
+def test_gradients_of_whole_parameters_and_their_norm_are_those_of_one_process(trained, small):
+    """Qwen 3's norms of each head are whole; each of two ranks computes a part of their gradients."""
+    settings = {"model": "qwen3-tiny", "steps": 1, **CLIP}
+    _, run = trained("norms_of_gradients", **settings, **FSDP, **TP, gpus=4)
+    (found, _) = json_files.read_json(run.dir / "gradients.json")["of_steps"]
+    alone = small(**settings, micro_batch_size=4)
+    model = model_loss.CausalLoss(build.build(alone, {}, torch.device("cpu")))
+    (ids,) = data.batches(alone, PRESETS["qwen3-tiny"].vocab, 0, torch.device("cpu"))(0)
+    model(ids).backward()
+    whole = {name: each.grad.norm().item() for name, each in model.named_parameters()}
+    assert found["norm"] == pytest.approx(sum(norm**2 for norm in whole.values()) ** 0.5, rel=1e-5)
+    for name, norm in whole.items():
+        if name.endswith("_proj.weight"):
+            assert found["parameters"][name] < norm, name
+        else:
+            assert found["parameters"][name] == pytest.approx(norm, rel=1e-4), name
 
 
 def test_muon_trains_alike_with_every_stage(losses):
@@ -307,6 +363,62 @@ def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {**DDP, "gpus": 2},
+        {**FSDP, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2},
+        {"zero_stage": 2, "gpus": 2},
+        {"zero_stage": 3, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2, **TP},
+    ],
+    ids=str,
+)
+def test_pure_bf16_keeps_nothing_in_fp32_and_trains_as_one_process(
+    trained, losses, expected, sharing
+):
+    """Both moments take as many bytes as two weights, and no strategy lacks an update of one process."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": "none"}
+    curve = expected(**settings, strategy="plain", micro_batch_size=4)
+    ranks = sharing.get("gpus", 1) // sharing.get("tensor_parallel", 1)
+    shared = {**settings, **sharing, "micro_batch_size": 4 // ranks}
+    found = losses("states", **shared)
+    assert found == pytest.approx(curve, abs=BF16)
+    assert found[-1] < found[0] - 0.1
+    _, run = trained("states", **shared)
+    states = json_files.read_json(run.dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "pure"),
+    [
+        ({"strategy": "plain"}, "native"),
+        ({**DDP, "gpus": 2}, "native"),
+        ({**FSDP, "gpus": 2}, "none"),
+    ],
+    ids=str,
+)
+def test_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, sharing, pure):
+    """A moment takes a byte, and each 256 of them a scale of four; a table of 1 KiB belongs to each tensor."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": pure, **sharing}
+    settings["micro_batch_size"] = 4 // sharing.get("gpus", 1)
+    exact = losses(**settings)
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    rounded = losses("uncompiled_states", **eighth)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=5e-2)
+    assert rounded[-1] < rounded[0] - 0.1
+    _, run = trained("uncompiled_states", **eighth)
+    states = json_files.read_json(run.dir / "states.json")
+    width = 2 if pure == "none" else 4
+    assert "torch.uint8" in states["formats"]
+    assert 2 * 1.02 / width < states["states"] / states["weights"] < 2 * 1.25 / width
+
+
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     adapters = (
@@ -327,6 +439,48 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
 
 
+def test_lora_adapts_the_layers_that_are_asked_for(trained):
+    """GPT-2 makes queries, keys and values in one layer."""
+    settings = {"lora_rank": 4, "strategy": "plain", "steps": 2, "learning_rate": 1e-2}
+    layers = {"attention": ["c_attn", "c_proj"], "query-value": ["c_attn"]}
+    inputs_and_outputs = {"attention": 4 * 128 + 2 * 128, "query-value": 4 * 128}
+    for targets, names in layers.items():
+        result, paths = trained("frozen", **settings, lora_targets=targets)
+        parameters = json_files.read_json(paths.dir / "parameters.json")
+        changed = {name for name, each in parameters.items() if each["changed"]}
+        assert {name.rpartition(".lora_")[0].rpartition(".attn.")[2] for name in changed} == {
+            *names
+        }
+        assert result.summary["trainable_parameters"] == 4 * 4 * inputs_and_outputs[targets]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "settings"),
+    [
+        ({"strategy": "plain"}, {}),
+        ({**DDP, "gpus": 2}, {"lora_targets": "attention"}),
+        ({**FSDP, "gpus": 2}, CHECKPOINTED),
+        ({"zero_stage": 2, "gpus": 2}, {}),
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_train_as_the_same_weights_in_full(
+    trained, losses, sharing, settings
+):
+    """One process with the weights that NF4 stands for; they differ from the weights before by enough to tell."""
+    settings = {**SIX, "lora_rank": 8, "learning_rate": 1e-2, "micro_batch_size": 4, **settings}
+    nf4 = {**settings, "frozen_weights": "nf4"}
+    curve = losses("dequantized", **nf4, strategy="plain")
+    assert curve != pytest.approx(losses(**settings, strategy="plain"), abs=1e-3)
+    shared = {**nf4, **sharing, "micro_batch_size": 4 // sharing.get("gpus", 1)}
+    assert losses("frozen", **shared) == pytest.approx(curve, abs=ADAM)
+    result, paths = trained("frozen", **shared)
+    whole, _ = trained(**settings, strategy="plain")
+    assert result.summary["parameters"] == whole.summary["parameters"]
+    parameters = json_files.read_json(paths.dir / "parameters.json")
+    assert all("lora_" in name for name, each in parameters.items() if each["changed"])
+
+
 def test_powersgd_compresses_and_converges(losses, expected):
     settings = {"steps": 20, "learning_rate": 1e-3}
     powersgd = {"gradient_compression": "powersgd", "powersgd_rank": 2}
@@ -336,7 +490,11 @@ def test_powersgd_compresses_and_converges(losses, expected):
     assert compressed[-1] < compressed[0] - 1.5
 
 
-@pytest.mark.parametrize("strategy", [{"zero_stage": 3}, FSDP], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [{"zero_stage": 3, "gpus": 2}, {**FSDP, "gpus": 2}, {**FSDP, "gpus": 4, "shard_size": 2}],
+    ids=str,
+)
 def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy):
     """Both gather whole blocks, each a separate graph. `test_gpu` runs the code that Inductor generates."""
     shape = {
@@ -349,16 +507,18 @@ def test_a_compiled_model_trains_as_it_did(losses, expected, tmp_path, strategy)
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
     settings = {**SIX, "model": str(tmp_path / "config.json")}
-    compiled = losses("traced", **settings, compile=True, **strategy, gpus=2, micro_batch_size=1)
-    assert compiled == pytest.approx(expected(**settings, micro_batch_size=2), abs=ADAM)
+    compiled = losses("traced", **settings, compile=True, **strategy, micro_batch_size=1)
+    curve = expected(**settings, micro_batch_size=strategy["gpus"])
+    assert compiled == pytest.approx(curve, abs=ADAM)
 
 
-def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path):
+@pytest.mark.parametrize("strategy", [{"zero_stage": 1}, FSDP], ids=str)
+def test_ranks_exchange_inside_compiled_blocks(trained, losses, expected, tmp_path, strategy):
     """OLMo 2 has norms over the heads of all ranks."""
     config = {"model_type": "olmo2", **SMALLEST["olmo2"], "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     settings = {**SIX, "model": str(tmp_path / "config.json"), "micro_batch_size": 2}
-    split = {**settings, **TP, "gpus": 2, "zero_stage": 1, "compile": "default"}
+    split = {**settings, **TP, **strategy, "gpus": 2, "compile": "default"}
     split["compile_unit"] = "block"
     assert losses("traced", **split) == pytest.approx(expected(**settings), abs=ADAM)
     assert json_files.read_json(trained("traced", **split)[1].worker)["graph_breaks"] == 0

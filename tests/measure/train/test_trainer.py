@@ -129,6 +129,61 @@ def test_fsdp_is_told_when_to_reduce(small, one_rank, monkeypatch, reduced, told
     assert heard == told
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"shard_size": 2}, [False, False, True]),
+        ({"shard_size": 2, "reduce_gradients": "step"}, []),
+        ({}, []),
+    ],
+)
+def test_copies_of_shards_are_averaged_with_the_last_micro_batch(
+    small, one_rank, monkeypatch, settings, told
+):
+    """FSDP reduces once a step for both, if it is told to."""
+    trainer = trainer_of(small(strategy="fsdp", grad_accum=3), "FsdpTrainer")
+    trainer.experiment = small(strategy="fsdp", grad_accum=3, gpus=4, **settings)
+    heard = []
+    monkeypatch.setattr(trainer.wrapped, "set_requires_all_reduce", heard.append)
+    trainer.step(micro_batches(3))
+    assert heard == told
+
+
+class Mesh:
+    """Ranks with names of dimensions, of which the first rank takes parts."""
+
+    def __init__(self, ranks, names):
+        self.ranks, self.names = ranks, names
+
+    def __getitem__(self, chosen):
+        place = tuple(slice(None) if name in chosen else 0 for name in self.names)
+        return Mesh(self.ranks[place], chosen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names", "ranks"),
+    [
+        ({}, ("shards",), list(range(8))),
+        ({"shard_size": 4}, ("copies", "shards"), [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ({"tensor_parallel": 2}, ("shards",), [0, 2, 4, 6]),
+        ({"tensor_parallel": 2, "shard_size": 2}, ("copies", "shards"), [[0, 2], [4, 6]]),
+    ],
+)
+def test_the_ranks_that_share_shards_are_neighbours_behind_those_that_split_layers(
+    small, one_rank, monkeypatch, settings, names, ranks
+):
+    """As rank 0 of eight sees them."""
+    trainer = trainer_of(small(strategy="fsdp"), "FsdpTrainer")
+    trainer.experiment = small(strategy="fsdp", model="llama-tiny", gpus=8, **settings)
+
+    def mesh_of_eight(device, sizes, mesh_dim_names):
+        return Mesh(torch.arange(8).view(sizes), mesh_dim_names)
+
+    monkeypatch.setattr("dsnb.measure.train.trainer.init_device_mesh", mesh_of_eight)
+    found = trainer.mesh()
+    assert (found.names, found.ranks.tolist()) == (names, ranks)
+
+
 def test_fsdp_shards_each_block_by_itself_and_adds_gradients_in_fp32(small, one_rank):
     sharded = trainers.FsdpTrainer(small(strategy="fsdp"), {}, torch.device("cpu"))
     kinds = [type(module).__name__ for module in sharded.wrapped.modules()]
@@ -232,6 +287,13 @@ def test_the_optimizers_have_the_settings_and_torchs_defaults(small):
     assert type(adam) is torch.optim.AdamW
     names = ("lr", "betas", "eps", "weight_decay")
     assert [adam.defaults[name] for name in names] == [0.25, (0.9, 0.999), 1e-8, 0.01]
+    eighth = small(learning_rate=0.25, optimizer="adamw-8bit", strategy="plain")
+    small_moments = trainers.make_optimizer(eighth, weights)
+    assert type(small_moments).__name__ == "AdamW8bit"
+    assert [float(small_moments.defaults[name]) for name in ("lr", "eps", "weight_decay")] == [
+        0.25, 1e-8, 0.01
+    ]  # fmt: skip
+    assert small_moments.block_size == 256
     factored = trainers.make_optimizer(small(learning_rate=0.25, optimizer="adafactor"), weights)
     assert type(factored) is torch.optim.Adafactor
     assert [factored.defaults[name] for name in ("lr", "weight_decay")] == [0.25, 0.01]

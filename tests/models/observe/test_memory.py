@@ -6,6 +6,7 @@ import json
 import pytest
 
 import dsnb
+from benchmarks import families
 from dsnb.base.formulas import memory
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import traces
@@ -222,9 +223,20 @@ def test_recomputed_blocks_with_lora_that_are_compiled_as_one_are_computed_again
     [
         ("neox-tiny", {"strategy": "plain"}),  # parallel residuals under autocast
         ("gemma2-tiny", {"loss": "chunked"}),  # every second block has a window
+        ("olmo2", {"strategy": "plain"}),  # only the final norm needs the sum of a block again
+        ("olmo2", {"strategy": "deepspeed"}),
+        (
+            "cohere2",
+            {"strategy": "plain"},
+        ),  # parallel residuals, and one block in four without a window
     ],
 )
-def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings):
+def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings, tmp_path):
+    if model in families.KINDS:
+        path = tmp_path / f"{model}.json"
+        fields = {**families.configuration(model), "num_hidden_layers": 4}
+        path.write_text(json.dumps(fields), encoding="utf-8")
+        model = str(path)
     one = Experiment.recorded(
         {
             "model": model,

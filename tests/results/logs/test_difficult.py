@@ -120,6 +120,10 @@ RIGHT = {
         "activation_checkpointing": True, "parameters": LLAMA_8B, "tokens_per_s_per_gpu": 4096.0,
         "tokens_per_s": 32768.0, "step_time_mean_s": 2.0, "peak_reserved_gib": 48.86, "loss_last": 9.2713,
     },
+    "torchtitan_copies": {
+        "strategy": "fsdp", "shard_size": 8, "gpus": 32, "data_parallel": 16, "tensor_parallel": 2,
+        "parallelism": "TP 2 x HSDP 8",
+    },
     "torchtitan_old": {"status": "ok", "steps": 644, "tokens_per_s_per_gpu": 52142.0, "loss_last": 6.2116},
     "nemo_bars": {"status": "ok", "source": "NeMo log", "step_time_mean_s": 3.13, "loss_last": 0.0172},
     # 10 steps in 10 s of the first of two epochs of 100 steps.

@@ -159,6 +159,12 @@ def test_a_launch_whose_folder_is_removed_ends_at_once(tmp_path, small):
             "use several GPUs with zero_stage 3",
             "raise zero_stage",
         ),
+        (
+            "optimizer",
+            {"gpus": 8, "strategy": "fsdp", "shard_size": 2},
+            "leave shard_size (2) out: 8 ranks",
+            "raise zero_stage",
+        ),
         # Ranks that share a model have no states of their own to share.
         (
             "optimizer",

@@ -1,7 +1,7 @@
 """Strategies: what each answers, with known answers by hand, and how a package adds one."""
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -72,6 +72,28 @@ def test_fsdp_gathers_weights_for_two_passes_and_scatters_gradients():
     )
 
 
+def test_groups_with_copies_share_states_and_average_their_shares_once_a_step():
+    """Of 8 ranks, 4 share 1,000 parameters; the shares of 250 are averaged between two groups."""
+    groups = {"strategy": "fsdp", "gpus": 8, "shard_size": 4}
+    assert states(**groups) == states(strategy="fsdp", gpus=4)
+    inside = sent(strategy="fsdp", gpus=4)
+    between = {"replica_all_reduce": 2 * 1 / 2 * 250 * 4, "replica_messages": 2}
+    assert sent(**groups) == {**inside, **between}
+    three = sent(**groups, grad_accum=3)
+    assert three == {**sent(strategy="fsdp", gpus=4, grad_accum=3), **between}
+    four = sent(**{**groups, "gpus": 16})
+    assert four["replica_all_reduce"] == 2 * 3 / 4 * 250 * 4
+
+
+def test_tensor_parallel_ranks_of_fsdp_send_their_parts_of_blocks_and_whole_embeddings():
+    """Of 1,000 parameters 200 are outside of split layers: each of two ranks has 600, among two groups."""
+    experiment = Experiment(strategy="fsdp", gpus=4, tensor_parallel=2)
+    model = replace(MODEL, undivided=200)
+    found = experiment.parallel_strategy.traffic(experiment, model)
+    assert (found.all_gather, found.reduce_scatter) == (2 * 600 * 2 / 2, 600 * 4 / 2)
+    assert found.replica_all_reduce == 0
+
+
 def test_zero_sends_whole_gradients_and_from_stage_1_gathers_weights():
     reduced, gathered = 1000 * 2 * 2 * 3 / 4, 1000 * 2 * 3 / 4
     assert sent(gpus=4)["all_reduce"] == reduced
@@ -102,6 +124,8 @@ def test_zero_3_keeps_what_it_may_and_gathers_the_rest_twice():
         ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", "fp32", "bf16", False, True),
         ({"strategy": "ddp", "gpus": 2}, "bf16", "fp32", "fp32", False, True),
         ({"strategy": "plain", "precision": "fp16"}, "fp16", "fp32", "fp32", False, True),
+        ({"strategy": "plain", "mixed_precision": "none"}, "bf16", "bf16", "bf16", False, False),
+        ({"zero_stage": 1, "mixed_precision": "none"}, "bf16", "bf16", "bf16", False, False),
         ({"strategy": "fsdp", "gpus": 2}, "bf16", "fp32", "fp32", False, False),
     ],
 )
@@ -132,6 +156,11 @@ def test_labels():
     assert parallelism(unknown) == "TP ? x PP 2 x FSDP"
     assert parallelism({"zero_stage": 3.0}) == "ZeRO 3"
     assert parallelism({"strategy": "ddp", "tensor_parallel": None}) == "DDP"
+    assert Experiment(strategy="fsdp", gpus=8, shard_size=4).label == "HSDP 4"
+    assert parallelism({"strategy": "fsdp", "tensor_parallel": 2, "shard_size": 8.0}) == (
+        "TP 2 x HSDP 8"
+    )
+    assert parallelism({"strategy": "fsdp", "shard_size": None}) == "FSDP"
 
 
 def test_an_unknown_setting_has_no_value():
@@ -214,6 +243,8 @@ def test_a_rank_without_the_strategys_package_says_so():
         ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", 2, 2, 4),
         ({"strategy": "ddp", "gpus": 2}, "fp32", 2, 4, 4),
         ({"strategy": "fsdp", "gpus": 2}, "bf16", 2, 2, 4),
+        ({"strategy": "fsdp", "gpus": 2, "mixed_precision": "none"}, "bf16", 2, 2, 2),
+        ({"strategy": "ddp", "gpus": 2, "mixed_precision": "none"}, "bf16", 2, 2, 2),
         ({"zero_stage": 1, "gpus": 2, "grad_accum": 2}, "bf16", 2, 2, 4),
         ({"zero_stage": 1, "grad_accum_dtype": "fp32"}, "bf16", 2, 2, 4),
         ({"zero_stage": 1, "gpus": 2, "pipeline_parallel": 2, "grad_accum": 2}, "bf16", 2, 2, 2),
@@ -227,8 +258,17 @@ def test_bytes_of_numbers(settings, forward, computed, stream, accumulated):
     assert numbers.computed_bytes == computed
     assert numbers.stream_bytes == stream
     assert numbers.accumulated_bytes == accumulated
-    is_cast = settings.get("mixed_precision") == "autocast" or settings.get("strategy") == "ddp"
+    way = settings.get("mixed_precision", "native")
+    is_cast = way == "autocast" or (settings.get("strategy") == "ddp" and way == "native")
     assert numbers.casts_weights == (is_cast and not settings.get("lora_rank"))
+
+
+def test_pure_bf16_keeps_eight_bytes_a_parameter_everywhere():
+    """Two of the weight, two of its gradient, four of both moments, whole or shared."""
+    pure = {"mixed_precision": "none"}
+    assert states(strategy="plain", **pure) == (2, 2, 4, 0)
+    assert states(strategy="fsdp", gpus=4, **pure) == (2 / 4, 2 / 4, 4 / 4, 0)
+    assert states(zero_stage=1, gpus=4, **pure) == (2, 2, 4 / 4, 0)
 
 
 def test_messages_and_what_overlaps():
@@ -274,6 +314,9 @@ def test_bytes_of_a_gradient_that_is_sent():
     compressed = {"gradient_compression": "powersgd", "powersgd_rank": 2}
     assert each(strategy="ddp", **compressed) == pytest.approx(4 * 1.4 * 2 / 10)
     assert each(strategy="fsdp") == 4
+    pure = {"mixed_precision": "none"}
+    shared = ({"strategy": "ddp"}, {"strategy": "fsdp"}, {"zero_stage": 2})
+    assert [each(**settings, **pure) for settings in shared] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
