@@ -22,6 +22,8 @@ from benchmarks import (
     todays_models,
     trainers,
 )
+from benchmarks.outside import fitting, summary
+from benchmarks.outside import rows as rows_of_others
 from docs import pictures
 from docs.code_blocks import ROOT
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
@@ -389,6 +391,12 @@ def all_edges() -> pd.DataFrame:
     return edges.measured()
 
 
+@cache
+def of_others() -> pd.DataFrame:
+    """Return the published rows of other programs, as measured and predicted."""
+    return rows_of_others.predicted(rows_of_others.read())
+
+
 TABLES: dict[str, Rows] = {
     "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],
     "published": lambda: [*headline.HEADER, *map(str, headline.comparisons())],
@@ -418,6 +426,9 @@ TABLES: dict[str, Rows] = {
 }
 """The tables of the texts."""
 SLOW_TABLES: dict[str, Rows] = {
+    "outside": lambda: summary.speed_lines(summary.by_gpu(of_others()), "GPU and place"),
+    "outside-left-out": lambda: fitting.left_out_lines(rows_of_others.read()),
+    "outside-memory": lambda: summary.memory_table(of_others()),
     "regret": regret_table,
     "estimates": estimates_table,
     "calibrated": calibrated_table,
