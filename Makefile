@@ -41,5 +41,5 @@ env: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "dsnb needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,fp8,test,docs]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,lab,torchao,test,docs]'
 	touch $@

@@ -115,7 +115,7 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
         settled = settled[~_are_held_out(settled)]
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
     tables = [table[table["offload"].fillna("none") == "none"] for table in [*tables, settled]]
-    return [*(run for table in tables for run in _medians(table)),
+    return [*(run for table in tables for run in median_runs(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
 
 
@@ -135,7 +135,8 @@ def steady() -> pd.DataFrame:
     ]
 
 
-def _medians(runs: pd.DataFrame) -> list[Measured]:
+def median_runs(runs: pd.DataFrame) -> list[Measured]:
+    """Return a run for each setting of a table, that of its median step time."""
     fastest_first = runs.sort_values("step_time_mean_s")
     middle = [
         group.iloc[(len(group) - 1) // 2]
@@ -172,7 +173,7 @@ def held_out() -> dict[str, PredictionError]:
     runs = steady()
     runs = runs[_are_held_out(runs)]
     return {
-        str(sweep): PredictionError.of(errors_of(_medians(table)))
+        str(sweep): PredictionError.of(errors_of(median_runs(table)))
         for sweep, table in runs.groupby("sweep")
     }
 
@@ -183,7 +184,7 @@ def unseen() -> tuple[list[Measured], list[float]]:
     Runs that shared a host with another one count: users' runs share theirs, too.
     """
     table = dsnb.published("h200")
-    runs = _medians(table[table["sweep"].isin(UNSEEN) & (table["status"] == "ok")])
+    runs = median_runs(table[table["sweep"].isin(UNSEEN) & (table["status"] == "ok")])
     return runs, errors_of(runs)
 
 
@@ -194,7 +195,7 @@ def confirmed() -> list[str]:
     """
     table = dsnb.published("h200")
     sweeps = {
-        name: _medians(table[(table["sweep"] == name) & (table["status"] == "ok")])
+        name: median_runs(table[(table["sweep"] == name) & (table["status"] == "ok")])
         for name in UNSEEN
     }
     rows = []
@@ -242,7 +243,7 @@ def of_left_out_families() -> list[Measured]:
     return [
         run
         for table in tables
-        for run in _medians(table)
+        for run in median_runs(table)
         if not is_fitted(shape(run.experiment.model).family) and run.experiment.offload == "none"
     ]
 
@@ -261,7 +262,7 @@ def by_launch_time() -> list[tuple[str, PredictionError, PredictionError, Predic
             _launch_us_beside(every_run, *key) for key in table[["host", "experiment"]].to_numpy()
         ]
         tables = (table, table.assign(launch_us=of_others), table.drop(columns="launch_us"))
-        of_each = [_medians(of_time) for of_time in tables]
+        of_each = [median_runs(of_time) for of_time in tables]
         limited = np.flatnonzero(limited_by_cpu(stack([run.counts for run in of_each[0]]))).tolist()
         found[name] = [[errors_of(runs)[place] for place in limited] for runs in of_each]
     found["both"] = [list(itertools.chain(*errors)) for errors in zip(*found.values(), strict=True)]
@@ -284,7 +285,7 @@ def by_probe() -> list[str]:
     for host, probe in PROBES.items():
         table = tables[host.partition("-")[0]]
         of_host = table[table["host"] == host]
-        runs = _medians(of_host.drop(columns="launch_us"))
+        runs = median_runs(of_host.drop(columns="launch_us"))
         adjusted = probed.adjusted(
             DEFAULT, probed.ratios({"gpu_name": H100, "figures": probe}, probed.REFERENCE)
         )
@@ -310,8 +311,8 @@ def by_calibration() -> dict[str, tuple[PredictionError, PredictionError]]:
     errors = {}
     for name, sweep in (("h100", "h100_predicted"), *(("h200", name) for name in UNSEEN[1:])):
         table = dsnb.published(name).query("status == 'ok'")
-        runs = _medians(table[table["sweep"] == sweep])
-        on_host = _medians(table[table["host"].isin(table.loc[table["sweep"] == sweep, "host"])])
+        runs = median_runs(table[table["sweep"] == sweep])
+        on_host = median_runs(table[table["host"].isin(table.loc[table["sweep"] == sweep, "host"])])
         fitted = []
         for run in runs:
             others = [other for other in on_host if other.experiment.model != run.experiment.model]

@@ -213,7 +213,8 @@ def test_requirements_are_the_same_everywhere_pinned_and_all_that_is_imported():
     pins = {distribution(row) for row in (ROOT / "constraints.txt").read_text().splitlines()}
     assert set(map(distribution, wanted)) <= pins
     declared = {
-        distribution(name) for name in (*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["fp8"])
+        distribution(name)
+        for name in (*PROJECT["dependencies"], *EXTRAS["train"], *EXTRAS["torchao"])
     }
     direct = {
         distribution(OTHER_NAMES.get(name, name)) for path in MODULES for name in packages(path)

@@ -39,6 +39,54 @@ def test_zero_stages_agree(losses, precision, tolerance, gpus):
 
 
 @pytest.mark.parametrize(
+    "sharing",
+    [{"strategy": "plain"}, {"strategy": "fsdp"}, *({"zero_stage": stage} for stage in (1, 2, 3))],
+    ids=str,
+)
+def test_pure_bf16_trains_with_fused_optimizers_and_keeps_nothing_in_fp32(trained, losses, sharing):
+    """torch's fused AdamW and DeepSpeed's FusedAdam, neither of which a CPU runs."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    curve = losses(**settings, strategy="plain")
+    pure = {**settings, "mixed_precision": "none", **sharing}
+    assert losses("states", **pure) == pytest.approx(curve, abs=5e-2)
+    states = json_files.read_json(trained("states", **pure)[1].dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
+@pytest.mark.parametrize("strategy", ["plain", "fsdp"])
+@pytest.mark.parametrize("pure", ["native", "none"])
+def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, strategy, pure):
+    """torchao compiles the step of each tensor for the GPU; on CPU ranks the tests run it eagerly."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
+    settings |= {"strategy": strategy, "mixed_precision": pure}
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    assert losses("states", **eighth) == pytest.approx(losses(**settings), abs=5e-2)
+    states = json_files.read_json(trained("states", **eighth)[1].dir / "states.json")
+    assert "torch.uint8" in states["formats"]
+    assert states["states"] < 1.25 * states["weights"] * (2 / 2 if pure == "none" else 2 / 4)
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {"strategy": "plain", "compile": "default"},
+        {"strategy": "fsdp"},
+        {"zero_stage": 2},
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_are_made_again_by_a_compiled_kernel(losses, sharing):
+    """A CPU makes them again operator by operator."""
+    settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-2}
+    settings |= {"lora_rank": 8, "frozen_weights": "nf4"}
+    in_full = losses("dequantized", **settings, strategy="plain")
+    assert losses(**settings, **sharing) == pytest.approx(in_full, abs=2e-2)
+    assert in_full[-1] < in_full[0] - 0.1
+
+
+@pytest.mark.parametrize(
     ("settings", "low", "high"),
     [
         ({"model": "gpt2-tiny", "zero_stage": 1}, 0.7, 1.0),

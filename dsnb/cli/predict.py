@@ -11,6 +11,7 @@ import typer
 import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import signals
+from dsnb.cli.known import print_known
 from dsnb.cli.printing import Format, say, say_line, show
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.measure.sweep.params import is_params, left_out_lines
@@ -19,7 +20,7 @@ from dsnb.results.runs.number_text import significant
 from dsnb.settings.experiment import Experiment
 
 GpuName = Annotated[
-    str, option("NAME", "GPU to predict for, such as H100, A100-40GB or V100.", default=True)
+    str, option("NAME", "GPU to predict for, such as H100, or a CSV file of one.", default=True)
 ]
 Gpus = Annotated[int | None, option("NUMBER", "GPUs per setting, instead of the file's.")]
 LinkName = Annotated[
@@ -33,8 +34,14 @@ LinkName = Annotated[
 USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
 SLOW = ("dsnb.prediction.traces", "dsnb.show.form.measure")
 """Modules that log what takes long."""
-CAVEATS = {"outside": "not covered by the calibration:", "probe": "adjusted by the"}
+CAVEATS = {
+    "nearest": "nearest run,",
+    "outside": "not covered by the calibration:",
+    "probe": "adjusted by the",
+}
 """Columns of predictions that say how their figures came about, and words before them."""
+MAX_CAVEATS = 3
+"""Different ones that are printed, those of the first settings; JSON and CSV have all."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -119,7 +126,8 @@ def recommend(
         ),
     ],
     gpu: Annotated[
-        str, option("NAME", "GPU, such as H100.", default="of this machine, or H200")
+        str,
+        option("NAME", "GPU, such as H100, or a CSV file.", default="of this machine, or H200"),
     ] = "",
     gpus: Annotated[
         int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")
@@ -169,6 +177,15 @@ def recommend(
     ] = None,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            help="Print the models and GPUs that are known by name.",
+            callback=print_known,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Recommend settings for a model, or one of a params file, with cost, reasons and alternatives.
 
@@ -326,6 +343,9 @@ def _show(
         texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
     show(numbers, texts.loc[:, (texts != "").any()], format_)
     for column, about in CAVEATS.items():
-        for caveat in numbers.get(column, numbers.index[:0]).unique():
-            if caveat and caveat not in said:
+        if column == "nearest" and not gpu:  # a recommendation says it above its table
+            continue
+        caveats = [one for one in numbers.get(column, numbers.index[:0]).unique() if one]
+        for caveat in caveats[:MAX_CAVEATS]:
+            if caveat not in said:
                 say(f"{about} {caveat}", err=format_.is_data)

@@ -7,7 +7,6 @@ block, so all stages start equal.
 
 import ctypes
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,8 +24,10 @@ from transformers.pytorch_utils import Conv1D
 
 from dsnb.base.formulas import model_shapes
 from dsnb.models import attention, parts
+from dsnb.models.adapters import layers_of
 from dsnb.models.logits import logit_map
 from dsnb.models.parts import blocks, has_own_parameters
+from dsnb.models.quantized import quantize_blocks, reveal_torchao
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
@@ -170,7 +171,8 @@ def build_stage(
 
 def build_on_meta(experiment: Experiment, layers: int = 0, dtype: torch.dtype | None = None) -> Any:
     """Build the model without memory on the meta device, to trace or count it, of `layers` blocks if given."""
-    experiment = experiment.model_copy(update={"matmul": "auto"})  # neither sees products in fp8
+    # Neither sees products in fp8, or weights of 4 bits.
+    experiment = experiment.model_copy(update={"matmul": "auto", "frozen_weights": "auto"})
     config = model_config(experiment)
     if layers:
         config.num_hidden_layers = layers
@@ -197,6 +199,8 @@ def adapt(experiment: Experiment, model: PreTrainedModel) -> PreTrainedModel:
         pad_vocabulary(model, experiment.pad_vocab)
     if experiment.matmul == "fp8":
         multiply_in_fp8(experiment, model)
+    if experiment.frozen_weights == "nf4":
+        quantize_blocks(experiment, model)
     if experiment.lora_rank:
         model = add_adapters(experiment, model)
     if experiment.activation_checkpointing:
@@ -252,12 +256,9 @@ def multiply_in_fp8(experiment: Experiment, model: PreTrainedModel) -> None:
             raise ValueError(checks.no_fp8(torch.cuda.get_device_name(), capability))
     parts.use_linear_layers(model)
     check_fp8(experiment, model)
-    if sys.modules.get("torchao") is None:  # hidden by this package
-        sys.modules.pop("torchao", None)
-    try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-    except ModuleNotFoundError:
-        raise ValueError(checks.NO_TORCHAO) from None
+    reveal_torchao(experiment)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
     config = Float8LinearConfig(emulate=experiment.device == "cpu")
     for block in blocks(model):
         convert_to_float8_training(
@@ -291,8 +292,8 @@ def _fits_fp8(layer: Any) -> bool:
 def add_adapters(experiment: Experiment, model: Any) -> Any:
     """Freeze a model in half precision and add trainable adapters.
 
-    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, else in fp32. The
-    scaling is 1 (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this
+    Adapters are in half precision if DeepSpeed keeps fp32 master copies of them, or if everything is,
+    else in fp32. The scaling is 1 (alpha = rank), like `lora_scaling` in DeepSpeed-Chat, whose OPT-13B results this
     reproduces.
     """
     from peft import (  # takes a second to import, and only these runs need it
@@ -300,15 +301,19 @@ def add_adapters(experiment: Experiment, model: Any) -> Any:
         get_peft_model,
     )
 
+    targets: Any = "all-linear"
+    if experiment.lora_targets != "linear":
+        targets = list(layers_of(model, experiment.lora_targets))
     torch.manual_seed(experiment.seed)
     config = LoraConfig(
         r=experiment.lora_rank,
         lora_alpha=experiment.lora_rank,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=not experiment.numbers.masters)
+    in_fp32 = experiment.numbers.trained == "fp32"
+    return get_peft_model(model, config, autocast_adapter_dtype=in_fp32)
 
 
 def checkpoint_activations(experiment: Experiment, model: Any) -> None:

@@ -4,7 +4,7 @@ Errors are those of settings that nothing was fitted to. Those of the user's own
 measured on models that were left out of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +53,10 @@ class PredictionError(NamedTuple):
         sizes = np.abs(logs)
         summary = np.expm1([sizes.mean(), sizes.max(), logs.mean()])
         return cls(len(logs), *(round(100 * float(error), 1) for error in summary))
+
+
+Summary = Callable[[Sequence[float]], PredictionError]
+"""What summarizes the errors of some settings."""
 
 
 class ExpectedError(NamedTuple):
@@ -150,22 +154,6 @@ def _first(names: Iterable[str], errors: Errors, min_settings: int) -> ExpectedE
     return None
 
 
-def left_out_error(
-    experiment: Experiment, by_cpu: bool, gpu: str, nodes: int
-) -> ExpectedError | None:
-    """Return the error to expect of a step time if the family was left out of the fit.
-
-    None if it was not, where such families were not measured (on another GPU, on several nodes), and
-    with offload, whose speed the host decides.
-    """
-    family = shape(experiment.model).family
-    is_measured_place = gpu in LEFT_OUT_COVERAGE[GPU] and nodes == 1
-    if is_fitted(family) or not is_measured_place or experiment.offload != "none":
-        return None
-    own, of_all = kinds_of_family(family, by_cpu)
-    return _first([own, of_all], FAMILY_ERRORS, MIN_SETTINGS)
-
-
 def peak_error(experiment: Experiment) -> ExpectedError:
     """Return the error to expect of a predicted peak of memory.
 
@@ -183,23 +171,28 @@ def peak_error(experiment: Experiment) -> ExpectedError:
 
 
 def by_kind(
-    runs: Sequence[Measured], errors_pct: Sequence[float], constants: Constants = DEFAULT
+    runs: Sequence[Measured],
+    errors_pct: Sequence[float],
+    constants: Constants = DEFAULT,
+    summary: Summary = PredictionError.of,
 ) -> dict[str, PredictionError]:
     """Return the errors of runs by each of their kinds; the constants decide whether the CPU limits a step."""
     limits = limited_by_cpu(stack([run.counts for run in runs]), constants)
     names = [kinds(run.experiment, bool(by_cpu)) for run, by_cpu in zip(runs, limits, strict=True)]
-    return grouped(names, errors_pct)
+    return grouped(names, errors_pct, summary)
 
 
 def grouped(
-    names: Sequence[Sequence[str]], errors_pct: Sequence[float]
+    names: Sequence[Sequence[str]],
+    errors_pct: Sequence[float],
+    summary: Summary = PredictionError.of,
 ) -> dict[str, PredictionError]:
-    """Return the errors of runs, as in `PredictionError.of`, by each of their kinds, the wider kinds last."""
+    """Return the errors of runs by each of their kinds, the wider kinds last."""
     groups: dict[tuple[int, str], list[float]] = {}
     for kinds_of_run, error_pct in zip(names, errors_pct, strict=True):
         for width, name in enumerate(reversed(kinds_of_run)):
             groups.setdefault((-width, name), []).append(error_pct)
-    return {name: PredictionError.of(groups[width, name]) for width, name in sorted(groups)}
+    return {name: summary(groups[width, name]) for width, name in sorted(groups)}
 
 
 class Coverage(NamedTuple):
@@ -207,8 +200,8 @@ class Coverage(NamedTuple):
 
     names: Mapping[str, frozenset[str]]
     ranges: Mapping[str, tuple[float, float]]
-    left_out: frozenset[str] = frozenset()
-    """Families of models whose error is known from runs that nothing was fitted to."""
+    beside_nearest: bool = False
+    """Whether the nearest measured run is named beside a prediction, which says more of a GPU or a family."""
 
     @classmethod
     def of(cls, runs: Sequence[Measured], link: Link) -> "Coverage":
@@ -231,10 +224,9 @@ class Coverage(NamedTuple):
         sentences = []
         named, counted = _covered(experiment, gpu, link)
         for words, name in named.items():
-            if words == FAMILY and self.left_out:
-                if name not in self.names[words] | self.left_out:
-                    sentences.append(_unknown_family(name))
-            elif name not in self.names[words]:
+            if words in (GPU, FAMILY) and self.beside_nearest:
+                continue
+            if name not in self.names[words]:
                 known = ", ".join(sorted(self.names[words]))
                 sentences.append(f"no calibration run used {words} {name}, only {known}")
         for words, number in counted.items():
@@ -256,7 +248,7 @@ LEFT_OUT_COVERAGE = {
 DEFAULT_COVERAGE = Coverage(
     {words: frozenset(names) for words, names in tuned.rows(_COVERED["names"]).items()},
     {words: (row[0], row[1]) for words, row in tuned.rows(_COVERED["ranges"]).items()},
-    left_out=LEFT_OUT_COVERAGE[FAMILY],
+    beside_nearest=True,
 )
 """Coverage of `dsnb.prediction.step_time.DEFAULT`."""
 
@@ -264,19 +256,6 @@ DEFAULT_COVERAGE = Coverage(
 def is_fitted(family: str) -> bool:
     """Return whether runs of a family of models are among those that the default constants are fitted to."""
     return family in DEFAULT_COVERAGE.names[FAMILY]
-
-
-def _unknown_family(family: str) -> str:
-    """Return a sentence on a family without runs: how wrong predictions of other such families were."""
-    _, by_gpu = kinds_of_family(family, by_cpu=False)
-    _, by_cpu = kinds_of_family(family, by_cpu=True)
-    measured_on = " and ".join(sorted(LEFT_OUT_COVERAGE[GPU]))
-    return (
-        f"no run used {FAMILY} {family}: step times of {LEFT_OUT} on {measured_on} were "
-        f"{FAMILY_ERRORS[by_gpu].mean_pct:.1f} % off where the GPU limits them and "
-        f"{FAMILY_ERRORS[by_cpu].mean_pct:.1f} % where the CPU does, their peaks of memory "
-        f"{FAMILY_PEAK_ERRORS[LEFT_OUT].mean_pct:.1f} %"
-    )
 
 
 def _covered(

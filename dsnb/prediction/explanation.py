@@ -9,7 +9,9 @@ import pandas as pd
 from dsnb.base.formulas.planning import MAX_DAYS
 from dsnb.prediction import ratio_errors
 from dsnb.prediction.host_memory import USABLE, offloads
+from dsnb.prediction.predict import nearest_run
 from dsnb.prediction.search import Search, SearchResult
+from dsnb.prediction.speed_range import OF_OTHERS, SpeedRange
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
@@ -67,8 +69,10 @@ def explanation(search: Search, result: SearchResult) -> Iterator[Sentence]:
         )
     if others:
         yield _runner_up(ranked.head(2), search)
-    if best["basis"] == PREDICTED and experiment.allocator == "default":
-        yield say("allocator")
+    if best["basis"] == PREDICTED:
+        if experiment.allocator == "default":
+            yield say("allocator")
+        yield from _evidence(best, nearest_run(experiment, search.target.hardware))
     if best["outside"]:
         yield say("outside", outside=best["outside"])
 
@@ -82,6 +86,20 @@ def _limits(best: "pd.Series[Any]") -> Sentence:
     ordered = sorted(shares, key=lambda name: -shares[name])
     shown = ", ".join(f"{shares[name]} % {name}" for name in ordered if shares[name])
     return say("limits", step=significant(best["step_time_s"]), shares=shown)
+
+
+def _evidence(best: "pd.Series[Any]", nearest: str) -> Iterator[Sentence]:
+    """Yield what the range of a predicted speed was measured on, that of other programs, and the nearest run."""
+    if not is_tight(best):
+        facts = {"on": best["step_time_error_on"], "others": "", "beyond": ""}
+        rate = best["tokens_per_s"]
+        others = SpeedRange(best["others_low"] / rate, best["others_high"] / rate, OF_OTHERS)
+        if not math.isnan(others.low) and OF_OTHERS not in facts["on"]:
+            facts["others"] = others.words
+        if best["tokens_per_s_high"] < rate:
+            facts["beyond"] = f"{100 * best['mfu'] * best['tokens_per_s_high'] / rate:.0f} %"
+        yield say("range", **facts)
+    yield say("nearest", nearest=nearest)
 
 
 def _host_memory(best: "pd.Series[Any]", experiment: Experiment, search: Search) -> Sentence:
@@ -146,7 +164,7 @@ def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:
         return say("runner_up.measured", **facts)
     if len(predicted) == 2 and not of_memory:
         target = search.target
-        known = ratio_errors.errors_for(target.hardware.gpu.name, target.link, target.calibrate)
+        known = ratio_errors.errors_for(target.hardware.gpu, target.link, target.calibrate)
         experiments = [search.asked[name] for name in pair.index]
         doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)
     else:

@@ -1,19 +1,14 @@
-"""GPUs by their data sheets (rates, bandwidths, memory), and the links between them.
+"""GPUs by their data sheets (`dsnb.base.system.gpu_names`) and by those of a user, and the links between them.
 
-`gpus.csv` holds the GPUs, with what was compared in November 2026. Bandwidths are decimal GB/s in
-one direction: NVLink 5 has 18 links of 50 GB/s, NVLink 4 18 of 25, NVLink 3 12, NVLink 2 6; PCIe
-5.0 x16 has 64 GB/s, 4.0 32, 3.0 16. Bridges of the NVL and PCIe cards join two of them. Memory is
-what drivers report, or usual for the nominal size.
-
-A user adds GPUs with a file of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's
-configuration folder.
+A user names a file with the data sheet of one GPU in place of its name, or adds GPUs with a file
+of the same columns: `$DSNB_GPUS`, or `gpus.csv` in the user's configuration folder.
 """
 
 import csv
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +18,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from dsnb.base.errors import SettingsError
-from dsnb.base.system import gpu_names, hardware
-from dsnb.base.system.gpu_names import GpuName
+from dsnb.base.system import gpu_names
+from dsnb.base.system.gpu_names import DataSheet, GpuName
 from dsnb.prediction import tuned
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import NotNegative, Positive
@@ -38,8 +33,11 @@ KNOWN_RATES = {
     "tf32_tflops": ("tf32", "fp32"),
     "half_tflops": ("bf16", "fp16"),
 }
-"""Precisions that `dsnb.base.system.hardware` has the rate of an empty column for, the first known
-one."""
+"""Precisions of a data sheet that a column has the rate of, the first that there is."""
+OF_A_FILE = ".csv"
+"""Ending of the name of a user's file in place of a GPU's."""
+Rate = Annotated[float, Field(gt=0, lt=1_000_000)]
+"""A rate in TFLOP/s or a bandwidth in GB/s: more is another unit."""
 
 
 @dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
@@ -47,14 +45,15 @@ class GpuSpec:
     """One GPU by its data sheet: dense peak rates, memory and bandwidths; and what training reaches of these rates."""
 
     name: Annotated[str, Field(min_length=1)]
-    fp32_tflops: Positive
-    tf32_tflops: Positive  # fp32's on a GPU without tf32
-    half_tflops: Positive
+    fp32_tflops: Rate
+    tf32_tflops: Rate  # fp32's on a GPU without tf32
+    half_tflops: Rate
     memory_gib: Positive
-    memory_gb_per_s: Positive
+    memory_gb_per_s: Rate
     nvlink_gb_per_s: NotNegative  # of all links to other GPUs of the node; 0 for none
-    pcie_gb_per_s: Positive  # to host memory
+    pcie_gb_per_s: Rate  # to host memory
     switched: bool = False  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
+    power_w: Positive | None = None  # its limit, for readers; rates are those of the boost clock
     product_gain: float = 1.0  # share of the nominal rate that training reaches, over H200's: of products and attention
     memory_gain: float = 1.0  # ... and of the memory; 1 where no run of ours tells
 
@@ -64,10 +63,14 @@ class GpuSpec:
         return float(getattr(self, f"{column}_tflops") * 1e12)
 
 
+COLUMNS = [name for name in GpuSpec.__dataclass_fields__ if not name.endswith("_gain")]
+"""Columns of a file of GPUs; gains are fitted."""
+
+
 @cache
 def known() -> dict[str, GpuSpec]:
-    """Return the GPUs of `gpus.csv` and of the user's file by name; the latter replace those of the same name."""
-    specs = _read(Path(__file__).with_name("gpus.csv"))
+    """Return the GPUs of dsnb and of the user's file by name; the latter replace those of the same name."""
+    specs = [_of_sheet(name, *found) for name, found in gpu_names.variants().items()]
     added = user_file()
     if added:
         specs += _read(added)
@@ -83,43 +86,122 @@ def user_file() -> Path | None:
     return file if file.is_file() else None
 
 
+def _of_sheet(name: str, sheet: DataSheet, memory_gb: int) -> GpuSpec:
+    place = sheet.memory_gb.index(memory_gb)
+    product_gain, memory_gain = GAINS.get(name, (1.0, 1.0))
+    return GpuSpec(
+        name=name,
+        **_rates(sheet.tflops),
+        memory_gib=sheet.memory_gib[place],
+        memory_gb_per_s=sheet.memory_gb_per_s[place],
+        nvlink_gb_per_s=sheet.nvlink_gb_per_s,
+        pcie_gb_per_s=sheet.pcie_gb_per_s,
+        switched=sheet.switched,
+        power_w=sheet.power_w,
+        product_gain=product_gain,
+        memory_gain=memory_gain,
+    )
+
+
+def _rates(tflops: Mapping[str, float]) -> dict[str, float]:
+    """Return the columns of rates by those of a data sheet."""
+    rates = {}
+    for column, precisions in KNOWN_RATES.items():
+        found = [tflops[precision] for precision in precisions if precision in tflops]
+        if found:
+            rates[column] = found[0]
+    return rates
+
+
 def _read(file: Path) -> list[GpuSpec]:
     """Return the GPUs of a file; raise SettingsError if one is incomplete or wrong."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read: {error}; it lists GPUs") from error
-    specs = []
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+    reader = csv.DictReader(lines)
+    _check_columns(file, reader.fieldnames or [])
+    specs: dict[str, GpuSpec] = {}
+    for number, row in enumerate(reader, start=2):
+        line = f"{file}, line {number}"
+        if None in row:
+            raise SettingsError(f"{line}: it has more values than there are columns")
         try:
-            specs.append(_spec(row))
+            spec = _spec(row)
         except ValidationError as error:
             column = error.errors()[0]["loc"][0]
-            problem = (
-                f"{column} is {row.get(str(column)) or ''!r}: give the value of its data sheet"
-            )
-            raise SettingsError(f"{file}, line {number}: {problem}") from error
-    return specs
+            given = row.get(str(column)) or ""
+            raise SettingsError(
+                f"{line}: {column} is {given!r}: give the value of its data sheet"
+            ) from error
+        if spec.name in specs:
+            raise SettingsError(f"{line}: name is {spec.name!r}, as in a line before")
+        specs[spec.name] = spec
+    return list(specs.values())
+
+
+def _check_columns(file: Path, given: Sequence[str]) -> None:
+    """Raise SettingsError for columns of a file of GPUs that are missing or unknown."""
+    problems = []
+    if "name" not in given:
+        problems.append(f"{file}, line 1: it has no column 'name'")
+    for column in given:
+        if column not in {*COLUMNS, "source"}:  # the source is for its readers
+            problems.append(f"{file}, line 1: unknown column {column!r}")
+    if problems:
+        raise SettingsError([*problems, f"the columns of a file of GPUs are {', '.join(COLUMNS)}"])
 
 
 def _spec(row: Mapping[str, str]) -> GpuSpec:
-    """Return the GPU of a row; an empty rate or bandwidth of memory is that of `dsnb.base.system.hardware`."""
-    known: dict[str, Any] = {column: text for column, text in row.items() if column and text}
-    name = str(known.get("name"))
-    for column, precisions in KNOWN_RATES.items():
-        rates = (hardware.peak_tflops(name, precision) for precision in precisions)
-        known.setdefault(column, next(filter(None, rates), None))
-    known.setdefault("memory_gb_per_s", hardware.memory_gb_per_s(name))
+    """Return the GPU of a row; an empty rate or bandwidth of memory is that of the GPU of its name."""
+    given: dict[str, Any] = {column: text for column, text in row.items() if column and text}
+    given.pop("source", None)
+    name = str(given.get("name"))
+    parsed = gpu_names.parse(name)
+    if parsed:
+        sheet = gpu_names.KINDS[parsed.kind][parsed.form]
+        place = sheet.memory_gb.index(parsed.memory_gb or sheet.memory_gb[0])
+        usual = {**_rates(sheet.tflops), "memory_gb_per_s": sheet.memory_gb_per_s[place]}
+        given = {**usual, **given}
     product_gain, memory_gain = GAINS.get(name, (1.0, 1.0))
-    return GpuSpec(**known, product_gain=product_gain, memory_gain=memory_gain)
+    return GpuSpec(**given, product_gain=product_gain, memory_gain=memory_gain)
 
 
-def find(name: str) -> GpuSpec:
-    """Return a GPU by its key, or by a name as NVML or a publication writes it (`NVIDIA H200`, `A100-SXM4-80GB`)."""
+def find(name: "str | GpuSpec") -> GpuSpec:
+    """Return a GPU by a name (`4090`, `NVIDIA A100-SXM4-80GB`), or that of a file with its data sheet.
+
+    Raises SettingsError for an unknown or ambiguous name, and for a file that does not have exactly
+    one GPU.
+    """
+    if isinstance(name, GpuSpec):
+        return name
+    if name.lower().endswith(OF_A_FILE):
+        return _of_file(Path(name).expanduser())
     spec = known_gpu(name)
     if spec is None:
-        raise SettingsError([f"unknown GPU {name!r}: choose one of {', '.join(known())}"])
+        raise SettingsError(_unknown(name))
     return spec
+
+
+def _of_file(file: Path) -> GpuSpec:
+    specs = _read(file)
+    if len(specs) != 1:
+        where = f"{file} has {len(specs)} GPUs"
+        raise SettingsError(f"{where}: give one with its data sheet, or name the file in DSNB_GPUS")
+    return specs[0]
+
+
+def _unknown(name: str) -> str:
+    """Return why a name is no GPU's: which ones it may mean, or which are near."""
+    names = list(known())
+    meant = gpu_names.meant(name, names)
+    if meant:
+        return f"GPU {name!r} may be {' or '.join(meant)}: give the whole name"
+    other = "`dsnb recommend --list` prints all; for another one, give a CSV file of its data sheet"
+    near = gpu_names.nearest(name, names)
+    if near:
+        return f"unknown GPU {name!r}: the nearest are {', '.join(near)}; {other}"
+    return f"unknown GPU {name!r}: {other}"
 
 
 @lru_cache
@@ -139,8 +221,7 @@ def known_gpu(name: object) -> GpuSpec | None:
 
 def _parsed(name: str) -> GpuName | str:
     """Return the parts of a usual name; of another one, its words without those of makers."""
-    words = re.split(r"[\s_-]+", name.strip().lower())
-    return gpu_names.parse(name) or " ".join(word for word in words if word not in gpu_names.MAKERS)
+    return gpu_names.parse(name) or " ".join(gpu_names.words(name))
 
 
 @dataclass(frozen=True)

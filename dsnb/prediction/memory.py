@@ -11,12 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from dsnb.base.formulas import memory as formulas
-from dsnb.base.formulas.memory import MOMENTS, MemoryParts
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, NF4, MemoryParts
 from dsnb.base.formulas.model_shapes import COUNTED_BY_HAND, facts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
+from dsnb.prediction.work import quantized_parameters
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
 from dsnb.settings.strategies import load
@@ -186,37 +187,47 @@ class Engine:
 def _states(engine: Engine, moments: float) -> MemoryParts:
     """Return the weights and optimizer states of a rank.
 
-    Also in full precision, ZeRO 1 to 3 have masters of their own: clones of their share of the
-    fp32 weights.
+    Also in full precision and in pure bf16, ZeRO 1 to 3 have masters of their own: clones of their
+    share of the weights.
     """
-    strategy = engine.experiment.parallel_strategy
-    is_shared = strategy.shards_optimizer(engine.experiment)
+    experiment = engine.experiment
+    strategy = experiment.parallel_strategy
+    is_shared = strategy.shards_optimizer(experiment)
     weights = engine.width * engine.trained + engine.numbers.computed_bytes * engine.frozen
+    buffers = 0.0
+    if experiment.frozen_weights == "nf4":
+        half = engine.numbers.computed_bytes
+        weights -= (half - NF4) * quantized_parameters(experiment)
+        buffers = half * shape(experiment.model).largest  # made again for each product
     optimizer = moments
     if engine.numbers.masters or (strategy.is_deepspeed and is_shared):
-        optimizer += 4 * engine.trained
+        optimizer += engine.numbers.state_bytes * engine.trained
     if is_shared:
         optimizer /= engine.ranks
-    if strategy.shards_weights(engine.experiment):
+    if strategy.shards_weights(experiment):
         weights /= engine.ranks
     if engine.offloaded != "none":
         optimizer = 0
     if engine.offloaded == "all":
         weights = 0
-    return MemoryParts(weights=weights, optimizer=optimizer)
+    return MemoryParts(weights=weights, optimizer=optimizer, buffers=buffers)
 
 
 def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
     """Return the bytes of the optimizer's moments."""
+    width = experiment.numbers.state_bytes
     if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
-        return 4 * (2 * trace.trainable - trace.layers * trace.of_block)
+        return width * (2 * trace.trainable - trace.layers * trace.of_block)
+    if experiment.optimizer == "adamw-8bit":
+        return MOMENTS_8_BIT * trace.trainable
     if experiment.optimizer != "adafactor":
-        return MOMENTS * trace.trainable
+        return 2 * width * trace.trainable
     known = facts(experiment.model)
     if known.get("family") in COUNTED_BY_HAND or not trace.factored:
         positions = known.get("positions")
-        return formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
-    return 4 * trace.factored  # rows and columns
+        in_fp32 = formulas.adafactor_moments(trace.layers, trace.hidden, trace.vocab, positions)
+        return width / 4 * in_fp32
+    return width * trace.factored  # rows and columns
 
 
 def _passes(
@@ -277,9 +288,9 @@ def _passes(
 
 
 def plain(engine: Engine) -> list[MemoryParts]:
-    """Keep fp32 gradients until the update."""
-    whole = 4 * engine.trained
-    passes = _passes(engine, engine.states, kept=whole, staying=4)
+    """Keep all gradients until the update."""
+    whole = engine.width * engine.trained
+    passes = _passes(engine, engine.states, kept=whole, staying=engine.width)
     return [*passes, engine.states.plus("optimizer", gradients=whole)]
 
 
@@ -291,7 +302,7 @@ def ddp(engine: Engine) -> list[MemoryParts]:
     memory, as much as all gradients (OPT-1.3B on H200, 4 and 8 x 1024). With Adafactor or on CPU
     ranks it did not; the reason is unknown.
     """
-    whole = 4 * engine.trained
+    whole = engine.width * engine.trained
     sent = {"bf16": 2, "powersgd": 4}.get(engine.experiment.gradient_compression, 0)
     states = engine.states.plus(buffers=whole + sent * engine.trained)
     passes = _passes(engine, states, kept=whole, staying=0)
@@ -310,19 +321,28 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
     """
     trace = engine.trace
     gathered_bytes = 2 if engine.numbers.natively_half else 4
-    gathered = trace.of_root + engine.of_block
+    of_blocks = engine.of_block
     if engine.experiment.gathered_weights == "micro-batch":
-        gathered = engine.whole
-    states = engine.states.plus(buffers=gathered_bytes * gathered)
-    # A block's gradients are copied to fp32 to be reduced, where the weights of the next one take
-    # less.
-    reduced = (4 - gathered_bytes) * engine.of_block
-    share = 4 * engine.share
+        of_blocks = engine.whole - trace.of_root
+    gathered = gathered_bytes * trace.of_root + _gathered_blocks(engine, gathered_bytes, of_blocks)
+    states = engine.states.plus(buffers=gathered)
+    # A block's gradients are copied to the format of the shards to be reduced, where the weights of
+    # the next one take less.
+    width = engine.width
+    reduced = (width - gathered_bytes) * engine.of_block
+    share = width * engine.share
     kept = share
     if engine.experiment.reduce_gradients == "step":
-        kept = 4 * engine.trained
-    passes = _passes(engine, states, kept, staying=4 / engine.ranks, later=reduced)
+        kept = width * engine.trained
+    passes = _passes(engine, states, kept, staying=width / engine.ranks, later=reduced)
     return [*passes, engine.states.plus("optimizer", gradients=share)]
+
+
+def _gathered_blocks(engine: Engine, each: int, elements: float) -> float:
+    """Return the bytes of gathered weights of blocks, of which those of 4 bits are gathered as such."""
+    trace = engine.trace
+    share = quantized_parameters(engine.experiment) / (trace.layers * trace.of_block)
+    return elements * (each - share * (each - NF4))
 
 
 def zero(engine: Engine) -> list[MemoryParts]:
@@ -366,8 +386,8 @@ def _zero1_or_2(engine: Engine) -> list[MemoryParts]:
     shared = engine.numbers.accumulated_bytes * engine.share
     after = engine.states.plus(gradients=shared)
     update = shared
-    if engine.numbers.accumulated_bytes < 4:
-        update += 4 * engine.share
+    if engine.numbers.accumulated_bytes < engine.numbers.state_bytes:
+        update += engine.numbers.state_bytes * engine.share
     if engine.experiment.zero_stage == 2:
         staying = engine.width / engine.ranks
         held = min(engine.bucket, whole)
@@ -418,7 +438,9 @@ def _zero3(engine: Engine) -> list[MemoryParts]:
     update = 0.0
     if engine.offloaded == "none":
         states = states.plus(gradients=engine.numbers.accumulated_bytes * engine.share)
-        each = 6 if engine.numbers.masters else 4
+        each = engine.numbers.state_bytes
+        if engine.numbers.masters:
+            each += width
         update = each * min(engine.share, ZERO["sub_group_size"])
     gathered = 0.0
     # A single rank has whole parameters: gathering copies nothing unless they are in host memory.

@@ -2,8 +2,9 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,17 +12,27 @@ import numpy as np
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics, planning
 from dsnb.base.system.hardware import GIB
-from dsnb.prediction import accuracy, calibration, gpus, host_memory, probed
-from dsnb.prediction.accuracy import DEFAULT_COVERAGE, TIME_ERRORS, Coverage, Errors, ExpectedError
+from dsnb.prediction import (
+    accuracy,
+    calibration,
+    gpus,
+    host_memory,
+    nearest,
+    probed,
+    speed_range,
+)
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage, Errors
 from dsnb.prediction.calibration import Measured, measured
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
+from dsnb.prediction.speed_range import SpeedRange
 from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
+from dsnb.prediction.work import trained_parameters
 from dsnb.settings.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -50,7 +61,9 @@ class Hardware:
     link: Link
     constants: Constants = DEFAULT
     covered: Coverage = DEFAULT_COVERAGE
-    errors: Errors = field(default_factory=lambda: TIME_ERRORS)
+    errors: Errors | None = (
+        None  # ranges by kind of setting of runs that it was calibrated on; else the stated ones
+    )
     probe: str = ""  # the probe of a machine that the constants were adjusted by
     host_gib: float = math.nan  # memory of each host; NaN where it is unknown
 
@@ -63,7 +76,9 @@ class Hardware:
             constants=fitted.on_host(launch_ratio),
             probe="",
             covered=Coverage.of(runs, self.link),
-            errors=accuracy.by_kind(runs, calibration.left_out(runs), fitted),
+            errors=accuracy.by_kind(
+                runs, calibration.left_out(runs), fitted, speed_range.of_errors
+            ),
         )
 
     def probed(self) -> "Hardware":
@@ -82,17 +97,15 @@ class Hardware:
         words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
         return replace(self, constants=probed.adjusted(self.constants, by), probe=words)
 
-    def time_error(self, experiment: Experiment, by_cpu: bool) -> ExpectedError:
-        """Return the error to expect of a predicted step time."""
+    def speed_range(self, experiment: Experiment, by_cpu: bool) -> SpeedRange:
+        """Return the range of a predicted speed, in times of it."""
         nodes = self.link.nodes(experiment)
-        if self.covered is DEFAULT_COVERAGE:
-            error = accuracy.left_out_error(experiment, by_cpu, self.gpu.name, nodes)
-            if error:
-                return error
-        if self.gpu.name in self.covered.names[accuracy.GPU]:
-            return accuracy.expected_error(accuracy.kinds(experiment, by_cpu), self.errors)
-        kinds = accuracy.kinds_elsewhere(experiment, self.gpu.name, nodes)
-        return accuracy.expected_error(kinds, accuracy.ELSEWHERE)
+        gpu = self.gpu.name
+        if self.errors and gpu in self.covered.names[accuracy.GPU]:
+            kinds = accuracy.kinds(experiment, by_cpu)
+            return speed_range.of_error(accuracy.expected_error(kinds, self.errors))
+        own = speed_range.own(experiment, gpu, by_cpu, nodes)
+        return own or speed_range.others(gpu, nodes)
 
 
 def predict(
@@ -146,12 +159,15 @@ def predict(
         its days no upper end. `peak_allocated_gib` with its parts `weights_gib`, `gradients_gib`,
         `optimizer_gib`, `activations_gib`, `logits_gib` and `buffers_gib` at the `moment` of the
         peak; `step_time_s` with its parts, `limited_by` (`CPU` or `GPU`), `tokens_per_s`, `mfu`;
-        for the `tokens` to train on, `days` with the range that the error of tokens/s leaves
-        (`days_low`, `days_high`), `gpu_hours` and `cost`. Each predicted figure has its mean error
-        in `..._error_pct`; `..._error_on` gives the number and kind of the measured settings. The
-        error of a time or speed is a factor: at 25 %, 1.25 or 1 / 1.25 times as much. `outside`
-        says what the calibration has not seen, `probe` which machine's probe the times were
-        adjusted by.
+        for the `tokens` to train on, `days`, `gpu_hours` and `cost`. The speed has a range that
+        covers 80 % of such predictions (`tokens_per_s_low`, `tokens_per_s_high`), as have the days
+        (`days_low`, `days_high`), and `tokens_per_s_error_pct` is its larger side as a factor: at
+        25 %, 1.25 or 1 / 1.25 times as much. `others_low` and `others_high` are the range of other
+        programs on such GPUs, where they were measured. Predicted memory has its mean error in
+        `..._error_pct`; `..._error_on` gives the number and kind of the measured settings.
+        `nearest` is the measured run that is nearest to the setting, with the error of its own
+        prediction, `outside` says what the calibration has not seen, `probe` which machine's probe
+        the times were adjusted by.
 
     Raises
     ------
@@ -178,7 +194,15 @@ def predict(
         check(experiment, hardware.link)
     # Refuses before anything is traced.
     counts = [count_step(experiment, hardware.gpu, hardware.link) for experiment in experiments]
-    return tabulated(experiments, counts, traces(experiments), hardware, tokens=tokens, price=price)
+    table = tabulated(
+        experiments, counts, traces(experiments), hardware, tokens=tokens, price=price
+    )
+    return table.assign(nearest=[nearest_run(one, hardware) for one in experiments])
+
+
+def nearest_run(experiment: Experiment, hardware: Hardware) -> str:
+    """Return the nearest measured run of a setting in words, and how far its own prediction was off."""
+    return nearest.sentence(experiment, hardware.gpu, hardware.link.nodes(experiment))
 
 
 def on_gpu(
@@ -230,25 +254,20 @@ def tabulated(
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        error = hardware.time_error(experiment, is_by_cpu).columns("step_time")
-        if is_tight:
-            error = {"step_time_error_pct": math.nan, "step_time_error_on": TIGHT}
-        error_pct = error["step_time_error_pct"]
         tokens_per_s = experiment.tokens_per_step / step_s
+        flops = flops_per_token(experiment, trace)
+        tflops = metrics.tflops(flops, tokens_per_s / experiment.gpus)
+        mfu = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12) or math.inf
         row |= {
             "tokens_per_s": tokens_per_s,
-            "tokens_per_s_error_pct": error_pct,
+            **_speed_columns(experiment, hardware, tokens_per_s, mfu, is_by_cpu, is_tight),
             "step_time_s": step_s,
-            **error,
             "limited_by": "CPU" if is_by_cpu else "GPU",
             **parts,
         }
         usual_tokens = math.nan
         if trace:
-            tflops = metrics.tflops(
-                _flops_per_token(experiment, trace), tokens_per_s / experiment.gpus
-            )
-            row["mfu"] = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12)
+            row["mfu"] = mfu
             is_fine_tuning = planning.is_fine_tuning(vars(experiment))
             usual_tokens = planning.usual_tokens(trace.parameters, is_fine_tuning)
         to_train = usual_tokens if tokens is None else tokens
@@ -258,8 +277,8 @@ def tabulated(
         row |= {
             "tokens": to_train,
             "days": days,
-            "days_low": days if is_tight else days / (1 + error_pct / 100),
-            "days_high": days * (1 + error_pct / 100),
+            "days_low": metrics.days(to_train, row["tokens_per_s_high"]) or math.nan,
+            "days_high": metrics.days(to_train, row["tokens_per_s_low"]) or math.nan,
             "gpu_hours": gpu_hours,
             "cost": math.nan if price is None else gpu_hours * price,
             "probe": hardware.probe,
@@ -269,14 +288,54 @@ def tabulated(
     return pd.DataFrame(rows)
 
 
-def _flops_per_token(experiment: Experiment, trace: MemoryTrace) -> float:
+def _speed_columns(
+    experiment: Experiment,
+    hardware: Hardware,
+    tokens_per_s: float,
+    mfu: float,
+    by_cpu: bool,
+    tight: bool,
+) -> dict[str, Any]:
+    """Return the range of a predicted speed, and that of other programs where they were measured as well."""
+    gpu = hardware.gpu
+    if tight:
+        return {
+            "tokens_per_s_low": math.nan,
+            "tokens_per_s_high": tokens_per_s,
+            "tokens_per_s_error_pct": math.nan,
+            "step_time_error_pct": math.nan,
+            "step_time_error_on": TIGHT,
+        }
+    most = speed_range.best_mfu(gpu.name, experiment) / mfu
+    found = hardware.speed_range(experiment, by_cpu).at_most(most)
+    columns = {
+        "tokens_per_s_low": found.low * tokens_per_s,
+        "tokens_per_s_high": found.high * tokens_per_s,
+        "tokens_per_s_error_pct": found.error_pct,
+        "step_time_error_pct": found.error_pct,
+        "step_time_error_on": found.on,
+        "others_low": math.nan,
+        "others_high": math.nan,
+    }
+    nodes = hardware.link.nodes(experiment)
+    if speed_range.has_others(gpu.name, nodes) and experiment.offload == "none":
+        others = speed_range.others(gpu.name, nodes).at_most(most)
+        columns["others_low"] = others.low * tokens_per_s
+        columns["others_high"] = others.high * tokens_per_s
+    return columns
+
+
+def flops_per_token(experiment: Experiment, trace: MemoryTrace | None = None) -> float:
     """Return the model's own FLOPs of a token, as they are counted of a run: of experts, those that work on it."""
     model = shape(experiment.model)
-    active = trace.parameters - model.layers * (model.experts - model.grouped)
+    parameters, trainable = model.parameters, trained_parameters(experiment)
+    if trace:
+        parameters, trainable = trace.parameters, trace.trainable
+    active = parameters - model.layers * (model.experts - model.grouped)
     attention = 0.0
-    for width, window, _ in model.attention:
-        attention += metrics.attention_flops_per_token(1, width, experiment.seq_len, window)
-    return metrics.flops_per_token(active, min(active, trace.trainable), attention)
+    for (width, window, _), layers in Counter(model.attention).items():
+        attention += metrics.attention_flops_per_token(layers, width, experiment.seq_len, window)
+    return metrics.flops_per_token(active, min(active, trainable), attention)
 
 
 def _memory_columns(

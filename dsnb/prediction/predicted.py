@@ -22,7 +22,7 @@ from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.calibration import MIN_CALIBRATED, Measured, of_record
 from dsnb.prediction.gpus import GpuSpec, Link, known_gpu
 from dsnb.prediction.memory import peak_memory, room_gib
-from dsnb.prediction.predict import Hardware, tabulated
+from dsnb.prediction.predict import Hardware, nearest_run, tabulated
 from dsnb.prediction.step_time import count_step, problem
 from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.results.answers.decide import is_probe
@@ -51,7 +51,7 @@ Asked = str | Path | Experiment
 MAX_PREDICTED = 2000
 """Settings that are predicted; the page holds all of them."""
 OWN_RUNS = "dsnb's own runs on H200"
-ERROR = "± is the mean error of such predictions."
+ERROR = "Ranges of speed cover 80 % of such predictions; ± is the mean error of memory."
 ANY_TOKENS = 1e9
 """The explorer computes days itself."""
 FIGURES = {
@@ -61,6 +61,7 @@ FIGURES = {
     "mfu": "step_time",
 }
 """Predicted columns of runs, and the prefix of their error column in `dsnb.predict`."""
+PEAK = "peak_allocated_gib"
 PER_GPU = "tokens_per_s_per_gpu"
 
 
@@ -257,7 +258,7 @@ def unmeasured(
     for experiment in wanted:
         if experiment.name_with_model in ended:
             continue
-        if why := problem(experiment, hardware.gpu.name, link):
+        if why := problem(experiment, hardware.gpu, link):
             problems.append(why)
         else:
             shown.append(experiment)
@@ -278,7 +279,7 @@ def unmeasured(
     counts = [count_step(experiment, hardware.gpu, path) for experiment in shown]
     figures = tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS)
     sources = Counter(labels.text(one.record.get("source")) for one in on_gpu)
-    table = _as_runs(shown, figures)
+    table = _as_runs(shown, figures, hardware)
     table = table.assign(gpu_name=gpu_name, source=sources.most_common(1)[0][0])
     notes.insert(
         0, f"Predicted for {gpu_name}, with a time model that is fitted to {fitted_to}. {ERROR}"
@@ -368,7 +369,9 @@ def _left_out(reasons: Iterable[str]) -> list[str]:
     return [f"Left out {labels.count(number, 'setting')}: {why}." for why, number in times]
 
 
-def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.DataFrame:
+def _as_runs(
+    experiments: Sequence[Experiment], figures: pd.DataFrame, hardware: Hardware
+) -> pd.DataFrame:
     """Return predicted settings as rows of a table of runs, with figures and their errors."""
     rows = []
     for experiment in experiments:
@@ -381,12 +384,31 @@ def _as_runs(experiments: Sequence[Experiment], figures: pd.DataFrame) -> pd.Dat
     for name in FIGURES:
         table[name] = numbers(figures, name)
     table["outside"] = figures["outside"]
+    table["nearest"] = [nearest_run(one, hardware) for one in experiments]
     for name, error in FIGURES.items():
         table[f"{name}_error_pct"] = numbers(figures, f"{error}_error_pct")
+        low, high = _share_range(figures, name)
+        table[f"{name}_low"] = low * table[name]
+        table[f"{name}_high"] = high * table[name]
     unknown = pd.Series(None, figures.index, dtype=object)
     fits = figures.get("fits", unknown).astype(object)
     table["tight"] = figures.get("tight", unknown).eq(True)
     table["fits"] = fits.where(fits.notna(), None)
     table[PER_GPU] = table["tokens_per_s"] / table["gpus"]
+    for end in ("low", "high"):
+        table[f"{PER_GPU}_{end}"] = table[f"tokens_per_s_{end}"] / table["gpus"]
     table[f"{PER_GPU}_error_pct"] = table["tokens_per_s_error_pct"]
     return table
+
+
+def _share_range(figures: pd.DataFrame, name: str) -> tuple["pd.Series[float]", "pd.Series[float]"]:
+    """Return both ends of the range of a figure in times of it: that of the speed, or the mean error of memory."""
+    if name == PEAK:
+        factor = 1 + numbers(figures, "peak_allocated_error_pct") / 100
+        return 1 / factor, factor
+    rates = numbers(figures, "tokens_per_s")
+    low = numbers(figures, "tokens_per_s_low") / rates
+    high = numbers(figures, "tokens_per_s_high") / rates
+    if name == "step_time_mean_s":
+        return 1 / high, 1 / low
+    return low, high

@@ -17,6 +17,7 @@ import pandas as pd
 from dsnb.prediction import accuracy, calibration, gpus, tuned
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE
 from dsnb.prediction.calibration import Measured, limited_by_cpu, measured
+from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import stack
 from dsnb.results.runs.labels import count
 from dsnb.results.statistics.tasks import settings_of, tasks
@@ -81,7 +82,7 @@ def _kind(pair: Sequence[Experiment], by_cpu: Sequence[bool]) -> str:
     return BY_CPU[sum(by_cpu)]
 
 
-def errors_for(gpu: str, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
+def errors_for(gpu: str | GpuSpec, link: str, calibrate: pd.DataFrame | None = None) -> Ratios:
     """Return the errors of ratios for predictions of `dsnb.predict` with these arguments."""
     name = gpus.find(gpu).name
     if calibrate is None:

@@ -26,6 +26,7 @@ from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
 from dsnb.prediction.gpus import NODE_GPUS, known_gpu
 from dsnb.prediction.memory import need_gib, peak_memory, room_gib
+from dsnb.prediction.predict import nearest_run
 from dsnb.prediction.predicted import allowed
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.prediction.shapes import shape
@@ -53,14 +54,15 @@ from dsnb.settings.experiment import Experiment
 
 FORECAST = [
     "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
-    "host_memory_gib", "tokens_per_s", "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost",
-    "outside",
+    "host_memory_gib", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "tokens_per_s_error_pct", "days",
+    "days_low", "days_high", "gpu_hours", "cost", "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 OF_SEARCH = [
     "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
 ]  # fmt: skip
 """Columns of a search that recommendations leave out."""
+OF_PREDICTIONS = ("step_time_error_pct", "others_low", "others_high")
 USUAL_GPUS = 8
 MAX_GPUS = 4096
 MAX_TRIED = 20
@@ -248,12 +250,14 @@ def _answer(
     table = result.table.loc[result.chosen].drop(columns=OF_SEARCH)
     table = table.assign(**ranked[["days", "days_low", "days_high", "gpu_hours"]])
     is_measured = ranked["basis"] != PREDICTED
-    predicted_only = [*itertools.chain(*LIMITS.values()), "step_time_error_pct"]
+    predicted_only = [*itertools.chain(*LIMITS.values()), *OF_PREDICTIONS]
     table.loc[is_measured, predicted_only] = math.nan
     tokens = [search.asked[name].tokens_per_step for name in result.chosen]
     table["step_time_s"] = table["step_time_s"].where(~is_measured, tokens / ranked["tokens_per_s"])
     table.insert(1, "worse_pct", 100 * (ranked[column] / ranked[column].iloc[0] - 1))
     table.insert(2, "basis", ranked["basis"])
+    hardware = search.target.hardware
+    table["nearest"] = [nearest_run(search.asked[name], hardware) for name in result.chosen]
     to_try = dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])
     experiments = tuple(search.asked[name] for name in to_try)
     sentences = (*explanation(search, result), *more)
@@ -301,7 +305,8 @@ def measured_figures(
     runs: pd.DataFrame, asked: Sequence[Experiment], target: Target
 ) -> pd.DataFrame | None:
     """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    runs = runs_on(runs, gpus.find(target.hardware.gpu.name))
+    on = target.hardware.gpu
+    runs = runs_on(runs, known_gpu(on.name) or on)
     names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
     named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
     named = named[named["experiment"].isin([one.name_with_model for one in asked])]
@@ -314,6 +319,7 @@ def measured_figures(
         is_unstable=is_unstable & ~is_unstable.all(),
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
         peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
+        tokens_per_s_low=math.nan, tokens_per_s_high=math.nan,
         outside="",
     )  # fmt: skip
 

@@ -95,6 +95,10 @@ class Counts:
     """Parameter tensors outside blocks."""
     attention: Sequence[tuple[float, int | None, int]]
     """Of each block: heads x head size, window, heads."""
+    targets: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """`linear` and `adapted` of the layers that other values of `lora_targets` mean."""
+    largest: float = 0.0
+    """Weights of a block's largest linear layer."""
     projections: float = 0.0
     """Weights outside blocks that a token is multiplied with, without the output layer's."""
     grouped: float = 0.0
@@ -121,6 +125,17 @@ class Counts:
         rank.
         """
         return self.numbers - self.linear * self.hidden
+
+    def adapters(self, targets: str) -> tuple[float, float]:
+        """Return the linear layers of a block that LoRA adapts, and their inputs and outputs; raise SettingsError."""
+        if targets == "linear":
+            return self.linear, self.adapted
+        if targets not in self.targets:
+            raise SettingsError(
+                f"lora_targets is '{targets}': which layers of {self.family} these are was not counted; use 'linear'"
+            )
+        layers, numbers = self.targets[targets]
+        return layers, numbers
 
     def passes(self, experiment: Experiment, kind: str) -> tuple[Pass, Pass]:
         """Return the forward and the backward pass of a block, with attention's kernels but without its bytes.
@@ -234,6 +249,9 @@ def _of_shape(model: Shape) -> Counts:
     """
     h = model.hidden
     family = FAMILIES[model.family]
+    targets = {}
+    for name, (layers, numbers) in family["targets"].items():
+        targets[name] = [layers, numbers * h]
     return Counts(
         model.family,
         model.layers,
@@ -247,6 +265,8 @@ def _of_shape(model: Shape) -> Counts:
         numbers=family["numbers"] * h,
         linear=family["linear"],
         adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
+        targets=targets,
+        largest=4 * h * h,
         tensors=family["tensors"],
         root_tensors=4,
         attention=[(h, None, model.heads)] * model.layers,

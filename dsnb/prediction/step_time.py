@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.memory import NF4
 from dsnb.prediction import gpus, tuned
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.work import recomputed_share, trained_parameters, work
+from dsnb.prediction.work import quantized_parameters, recomputed_share, trained_parameters, work
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
@@ -183,7 +184,10 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
     undivided = model.parameters - model.layers * model.weights
-    size = ModelSize(model.parameters, trained, model.layers, model.hidden, model.family, undivided)
+    # Weights of 4 bits are gathered as such.
+    sent_less = 1 - NF4 / experiment.numbers.computed_bytes
+    parameters = model.parameters - sent_less * quantized_parameters(experiment)
+    size = ModelSize(parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
     tokens = experiment.micro_batch_tokens
@@ -275,8 +279,8 @@ def _inside(gpu: GpuSpec, link: Link, members: int, node_gpus: int) -> float:
     return rate
 
 
-def problem(experiment: Experiment, gpu: str, link: str) -> str:
-    """Return why an experiment cannot be predicted on a known GPU and link; empty if it can."""
+def problem(experiment: Experiment, gpu: str | GpuSpec, link: str) -> str:
+    """Return why an experiment cannot be predicted on a GPU and link; empty if it can."""
     spec = gpus.find(gpu)
     path = gpus.link(link)
     try:

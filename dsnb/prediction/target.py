@@ -83,7 +83,7 @@ class Target:
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""
-        reasons = [problem(one, self.hardware.gpu.name, self.link) for one in experiments]
+        reasons = [problem(one, self.hardware.gpu, self.link) for one in experiments]
         if all(reasons):
             raise SettingsError(list(dict.fromkeys(reasons)))
         return [one for one, why in zip(experiments, reasons, strict=True) if not why]

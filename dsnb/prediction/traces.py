@@ -206,6 +206,8 @@ def _canonical(experiment: Experiment) -> Settings:
     values |= {"pipeline_parallel": 1}
     if not experiment.numbers.natively_half:
         values |= {"strategy": "plain", "mixed_precision": "native"}
+    elif experiment.mixed_precision == "none":  # masters change no activation
+        values |= {"strategy": DEFAULTS["strategy"], "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
         values |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
     if experiment.compile == "off":
@@ -282,7 +284,8 @@ def _graphs(experiment: Experiment) -> tuple[Any, ...]:
     """Return what decides a model's compiled graphs; nothing if it is not compiled."""
     if experiment.compile == "off":
         return ()
-    names = ["model", "precision", "lora_rank", "compile_unit", "seq_len", "tensor_parallel"]
+    names = ["model", "precision", "lora_rank", "lora_targets"]
+    names += ["compile_unit", "seq_len", "tensor_parallel"]
     if experiment.compile_unit == "model":
         names += ["strategy", "loss"]
     return tuple(getattr(experiment, name) for name in names)

@@ -8,7 +8,7 @@ counts by rates.
 import math
 from typing import NamedTuple
 
-from dsnb.base.formulas.memory import recomputed_blocks
+from dsnb.base.formulas.memory import MOMENTS_8_BIT, NF4, recomputed_blocks
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.settings.experiment import Experiment
@@ -30,7 +30,16 @@ def trained_parameters(experiment: Experiment) -> float:
     model = shape(experiment.model)
     if not experiment.lora_rank:
         return model.parameters
-    return experiment.lora_rank * model.layers * model.adapted
+    _, adapted = model.adapters(experiment.lora_targets)
+    return experiment.lora_rank * model.layers * adapted
+
+
+def quantized_parameters(experiment: Experiment) -> float:
+    """Return the frozen weights of 4 bits: those of the blocks' linear layers."""
+    if experiment.frozen_weights != "nf4":
+        return 0.0
+    model = shape(experiment.model)
+    return model.layers * (model.held - model.experts)
 
 
 def recomputed_share(experiment: Experiment) -> float:
@@ -51,12 +60,15 @@ class _Step:
         if experiment.strategy == MEGATRON:
             kind = "megatron"
         tensors = model.layers * model.tensors + model.root_tensors
+        adapters, adapted = model.adapters(experiment.lora_targets)
         if experiment.lora_rank:
-            tensors = 2 * model.layers * model.linear
+            tensors = 2 * model.layers * adapters
         self.experiment = experiment
         self.strategy = experiment.parallel_strategy
         self.numbers = experiment.numbers
         self.model = model
+        self.adapters = adapters  # layers of a block that LoRA adapts
+        self.adapted = adapted  # their inputs and outputs
         self.kind = kind  # `eager`, `compiled`, or `megatron`, whose fused kernels are its own
         self.trained = trained_parameters(experiment)
         self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
@@ -85,7 +97,9 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     attention = _attention(step)
     kernels = step.forward.kernels * (1 + again) + step.backward.kernels + attention.kernels
     if experiment.lora_rank:
-        kernels += WORK.adapter_kernels * model.linear
+        kernels += WORK.adapter_kernels * step.adapters
+    if experiment.frozen_weights == "nf4":
+        kernels += model.linear * (2 + again)
     kernels += step.forward.cast_kernels * (1 + again) + step.backward.cast_kernels
 
     flops, operand_bytes = _block_products(step)
@@ -99,6 +113,8 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes + _weight_traffic(step)
     if step.kind == "compiled":
         moved *= WORK.compiled_traffic
+    # Weights of 4 bits are made again for each pass.
+    moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
     embedded = 6 * model.hidden * tokens * (numbers.computed_bytes + numbers.stream_bytes)
     inputs = 0.0
     if experiment.checkpoint_offload:
@@ -139,7 +155,7 @@ def _block_products(step: _Step) -> tuple[float, float]:
     if not step.experiment.lora_rank:
         return (3 + again) * forward_flops, (3 + again) * operand_bytes
     adapter_flops = 2 * tokens * step.trained / model.layers / split
-    adapter_numbers = WORK.adapter_bytes * model.adapted if model.traffic else 24 * model.hidden
+    adapter_numbers = WORK.adapter_bytes * step.adapted if model.traffic else 24 * model.hidden
     adapter_bytes = tokens * adapter_numbers * width
     return (
         (2 + again) * forward_flops + (3 + again) * adapter_flops,
@@ -156,7 +172,7 @@ def _adapter_bytes(step: _Step) -> float:
     if not step.experiment.lora_rank or step.kind != "eager":
         return 0.0
     casts = 6 * step.numbers.autocast
-    return (2 + step.again) * step.model.adapted * (2.5 * step.numbers.computed_bytes + casts)
+    return (2 + step.again) * step.adapted * (2.5 * step.numbers.computed_bytes + casts)
 
 
 def _output_layer(step: _Step) -> tuple[float, float, float]:
@@ -264,14 +280,15 @@ def _weight_traffic(step: _Step) -> float:
         moved += 12.0 * (1 - model.layers * model.experts / model.parameters)
     if strategy.wraps_blocks and experiment.data_parallel > 1:
         # Gathered weights into place in both passes, gradients cast and laid out to be scattered.
-        moved += 14
+        moved += 10 + numbers.trained_bytes
     if strategy.is_deepspeed and strategy.shards_weights(experiment) and experiment.gpus > 1:
         moved += 5 * 2 * numbers.trained_bytes
     added = 1 - 1 / experiment.grad_accum  # share of micro-batches whose gradients are added
     if strategy.wraps_blocks and strategy.reductions(experiment) == experiment.grad_accum:
-        moved += 12 * added / experiment.shard_ranks  # to the rank's share
+        # to the rank's share
+        moved += 3 * numbers.trained_bytes * added / experiment.shard_ranks
     elif strategy.wraps_blocks or not numbers.natively_half:
-        moved += 12 * added
+        moved += 3 * numbers.trained_bytes * added
     elif added and numbers.accumulates_in_fp32:
         moved += 6 + 12 * added
     else:
@@ -282,7 +299,7 @@ def _weight_traffic(step: _Step) -> float:
 def _optimizer_bytes(step: _Step) -> float:
     """Return the bytes that the optimizer's step moves on one GPU.
 
-    AdamW reads weight, gradient and two moments in fp32 and writes three of them: 28. In native
+    AdamW reads weight, gradient and two moments and writes three of them: 28 in fp32. In native
     half precision ZeRO 1 to 3 make the gradients flat (4) and fp32 (6), and write the weights back
     (6); ZeRO 0 casts them (6), takes their norm (4), copies them into a flat buffer (8), scales
     them (8) and writes the weights back (6). To find overflows and norms, which are taken in fp64,
@@ -295,13 +312,18 @@ def _optimizer_bytes(step: _Step) -> float:
     strategy = step.strategy
     stage = experiment.zero_stage
     is_sharded = strategy.shards_optimizer(experiment)
-    each = 28.0
+    width = step.numbers.state_bytes
+    each = 7.0 * width
     if step.numbers.masters:
         each += 16 if is_sharded else 32
-    elif experiment.gradient_clipping:
+    elif strategy.is_deepspeed and width == 2:  # flat, and copied to the weights
         each += 8
+    elif experiment.gradient_clipping:
+        each += 2 * width
     if experiment.optimizer == "adafactor":
-        each += WORK.adafactor_bytes
+        each += WORK.adafactor_bytes * width / 4
+    elif experiment.optimizer == "adamw-8bit":  # both moments are read and written
+        each += 2 * MOMENTS_8_BIT - 4 * width
     if strategy.is_deepspeed and stage and experiment.gradient_checks != "off":
         each += 3 * step.numbers.stream_bytes + 16
     if is_sharded:
@@ -327,7 +349,9 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
     of_block = 0.0
     if experiment.lora_rank:
         adapter = LAUNCHES.compiled_adapter if is_compiled else LAUNCHES.adapter
-        of_block += adapter * step.model.linear
+        of_block += adapter * step.adapters
+    if experiment.frozen_weights == "nf4" and not is_compiled:
+        of_block += LAUNCHES.quantized * step.model.linear * (2 + again)
     if experiment.tensor_parallel > 1:  # two reductions of a block and pass
         of_block += LAUNCHES.tensor_reduction * 2 * (2 + again)
     if strategy.wraps_blocks:
@@ -368,7 +392,8 @@ def _host_parameters(step: _Step) -> float:
     flat buffers, but take norms of each tensor of the rank's partition, and search it in half
     precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
     Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
-    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well.
+    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. 8-bit AdamW calls a
+    compiled function for each tensor.
     """
     experiment = step.experiment
     is_deepspeed = step.strategy.is_deepspeed
@@ -385,6 +410,8 @@ def _host_parameters(step: _Step) -> float:
         weight = flat / experiment.data_parallel
     if experiment.optimizer == "adafactor" and not (is_deepspeed and stage):
         weight += TENSORS.adafactor
+    elif experiment.optimizer == "adamw-8bit":
+        weight += TENSORS.adamw_8_bit
     return weight * step.tensors
 
 
@@ -402,7 +429,7 @@ def _host_gathers(step: _Step) -> float:
         each = GATHERS.block
     else:
         model = step.model
-        each = model.tensors + 2 * model.linear * (experiment.lora_rank > 0)
+        each = model.tensors + 2 * step.adapters * (experiment.lora_rank > 0)
         if experiment.data_parallel > 1:
             each *= GATHERS.among_ranks
     return float(step.layers * each * (2 + step.again))

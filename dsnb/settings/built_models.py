@@ -16,7 +16,8 @@ from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
 
 BUILT_FROM = (
-    "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "tensor_parallel", "pipeline_parallel", "loss",
+    "model", "weights", "seq_len", "attention", "matmul", "lora_rank", "lora_targets", "frozen_weights",
+    "tensor_parallel", "pipeline_parallel", "loss",
     "pad_vocab", "checkpoint_every", "data", "tokenizer",
 )  # fmt: skip
 """Settings that a model, its parts or its tokens depend on."""
@@ -31,7 +32,8 @@ def problems(experiments: Iterable[Experiment]) -> list[str]:
             experiment.data not in inputs.NO_FILE["data"]
             or experiment.tokenizer not in inputs.NO_FILE["tokenizer"]
         )
-        is_known = experiment.model in model_shapes.PRESETS and experiment.matmul != "fp8"
+        is_usual = experiment.matmul != "fp8" and experiment.frozen_weights == "auto"
+        is_known = experiment.model in model_shapes.PRESETS and is_usual
         if is_known and not is_text_read:
             continue
         kind = json.dumps([getattr(experiment, name) for name in BUILT_FROM])

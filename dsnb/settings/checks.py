@@ -27,7 +27,8 @@ QUANTIZED = ("quantization_config", "compression_config")
 """Fields of configurations of quantized weights."""
 FP8_CAPABILITY = (8, 9)
 """The first compute capability with products in fp8."""
-NO_TORCHAO = "matmul is 'fp8': torchao is missing; install it with: pip install 'dsnb[fp8]'"
+NEED_TORCHAO = {"matmul": "fp8", "optimizer": "adamw-8bit", "frozen_weights": "nf4"}
+"""Values of settings for which torchao is needed."""
 CAUSAL = "give a causal language model, such as GPT-2, Llama or Mixtral"
 
 
@@ -256,8 +257,20 @@ def _lacking(s: "Experiment") -> Iterator[str]:
     if not hardware.loopback_works():  # a rank would retry until its timeout
         yield "127.0.0.1 cannot be reached, and ranks meet there: bring it up with `ip link set lo up`"
     # `dsnb.measure.train` hides it in `sys.modules`
-    if s.matmul == "fp8" and PathFinder.find_spec("torchao") is None:
-        yield NO_TORCHAO
+    if PathFinder.find_spec("torchao") is None:
+        yield from map(no_torchao, needs_torchao(s))
+
+
+def needs_torchao(s: "Experiment") -> Iterator[str]:
+    """Yield the settings that need torchao, with their values."""
+    for name, value in NEED_TORCHAO.items():
+        if getattr(s, name) == value:
+            yield f"{name} is '{value}'"
+
+
+def no_torchao(setting: str) -> str:
+    """Return the sentence on a setting that needs torchao where it is missing."""
+    return f"{setting}: torchao is missing; install it with: pip install 'dsnb[torchao]'"
 
 
 def _lacking_for_nvme(s: "Experiment") -> Iterator[str]:

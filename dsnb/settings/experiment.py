@@ -384,10 +384,17 @@ def _checkpointed(s: Experiment) -> str:
     return f"ac{every}"
 
 
+def _mixed(s: Experiment) -> str:
+    if s.mixed_precision == "none":
+        return "pure"
+    return s.mixed_precision
+
+
 PARTS: dict[str, Callable[[Experiment], str]] = {
     "compile": _compiled,
     "gradient_compression": _compressed,
     "activation_checkpointing": _checkpointed,
+    "mixed_precision": _mixed,
     "data": lambda s: model_shapes.slug(s.data),
     "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
     "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),

@@ -50,6 +50,9 @@ def _beside_others(s: "Experiment") -> Iterator[str]:
     for name in ("checkpoint_every", "checkpoint_offload"):
         if not s.activation_checkpointing and is_set[name]:
             yield f"{name} is {getattr(s, name)!r}, but activation_checkpointing is off: turn it on, or drop {name}"
+    for name in ("lora_targets", "frozen_weights"):
+        if s.lora_rank == 0 and is_set[name]:
+            yield f"{name} is '{getattr(s, name)}', but lora_rank is 0: nothing is frozen; set it, or drop {name}"
     if s.powersgd_rank != 1 and s.gradient_compression != "powersgd":
         how = s.gradient_compression
         yield f"powersgd_rank is {s.powersgd_rank}, but gradient_compression is '{how}': set it to 'powersgd'"
@@ -76,6 +79,9 @@ def _optimizer(s: "Experiment") -> Iterator[str]:
 def _precision(s: "Experiment") -> Iterator[str]:
     if s.mixed_precision == "native":
         return
+    if s.mixed_precision == "none":
+        yield from _pure(s)
+        return
     if s.precision not in HALF:
         yield f"mixed_precision is 'autocast', but precision is '{s.precision}': nothing is mixed; use 'native'"
     elif not s.parallel_strategy.has_native_half:
@@ -88,6 +94,13 @@ def _precision(s: "Experiment") -> Iterator[str]:
 
 def _is_zero_0(s: "Experiment") -> bool:
     return s.parallel_strategy.is_deepspeed and s.zero_stage == 0
+
+
+def _pure(s: "Experiment") -> Iterator[str]:
+    if s.precision == "fp16":
+        yield "mixed_precision is 'none', but precision is 'fp16', which cannot hold small updates; use 'bf16'"
+    elif s.precision != "bf16":
+        yield f"mixed_precision is 'none', but precision is '{s.precision}': nothing is mixed; use 'native'"
 
 
 def _ranks(s: "Experiment") -> Iterator[str]:
@@ -115,7 +128,9 @@ def _gradients(s: "Experiment") -> Iterator[str]:
     dtype = s.grad_accum_dtype
     if dtype == "auto":
         return
-    if s.precision not in HALF or s.mixed_precision != "native":
+    if s.mixed_precision == "none":
+        yield f"grad_accum_dtype is '{dtype}', but mixed_precision is 'none': every number is in bf16; drop it"
+    elif s.precision not in HALF or s.mixed_precision != "native":
         yield f"grad_accum_dtype is '{dtype}': gradients are in fp32 anyway unless half precision is native; drop it"
     elif dtype not in {"fp32", s.precision}:
         yield f"grad_accum_dtype is '{dtype}', but precision is '{s.precision}': use 'fp32' or '{s.precision}'"
@@ -160,6 +175,11 @@ def _fp8(s: "Experiment") -> Iterator[str]:
     tokens = s.micro_batch_size * s.seq_len
     if tokens % 16:
         yield f"matmul is 'fp8', but a micro-batch has {tokens} tokens: give it a multiple of 16"
+
+
+def _nf4(s: "Experiment") -> Iterator[str]:
+    if s.frozen_weights == "nf4" and s.zero_stage == 3:
+        yield "frozen_weights is 'nf4', but zero_stage is 3: weights are partitioned as built; use strategy 'fsdp'"
 
 
 def _cuda_graphs(s: "Experiment") -> Iterator[str]:
@@ -208,6 +228,6 @@ def _loss_chunks(s: "Experiment") -> Iterator[str]:
 
 RULES: list[Rule] = [
     _of_strategy, _beside_others, lambda s: s.parallel_strategy.refusals(s), _optimizer,
-    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8,
+    _precision, _ranks, _clipping, _gradients, _gradient_checks, _zeropp, _padded_vocabulary, _fp8, _nf4,
     _cuda_graphs, _compiler, _loss_chunks,
 ]  # fmt: skip

@@ -170,8 +170,9 @@ class Training(BaseModel):
     """Where ZeRO keeps optimizer states, or these and parameters (`all`): host memory, or files in `nvme_path`."""
     nvme_path: str = ""
     """Folder for `offload` to NVMe."""
-    optimizer: Literal["adamw", "adafactor", "muon"] = "adamw"
-    """AdamW (fused on a GPU), Adafactor (factored second moments), or DeepSpeed's Muon (orthogonalized updates)."""
+    optimizer: Literal["adamw", "adamw-8bit", "adafactor", "muon"] = "adamw"
+    """AdamW (fused on a GPU), AdamW with moments of 8 bits (torchao), Adafactor (factored second moments), or
+    DeepSpeed's Muon (orthogonalized updates)."""
     learning_rate: Positive = 1e-4
     """The optimizer's constant learning rate."""
     gradient_clipping: NotNegative = 0.0
@@ -182,6 +183,12 @@ class Training(BaseModel):
     """Rank of PowerSGD's factors."""
     lora_rank: Count = 0
     """Train only LoRA adapters of this rank (peft), with frozen base weights in half precision; 0 trains everything."""
+    lora_targets: Literal["linear", "attention", "query-value"] = "linear"
+    """The layers of blocks that LoRA adapts: all linear ones, those of attention, or those of queries and values (one
+    layer where a model makes them together)."""
+    frozen_weights: Literal["auto", "nf4"] = "auto"
+    """Number format of the weights of blocks that LoRA leaves frozen: that of `precision`, or NF4, 4 bits with double
+    quantisation (QLoRA; torchao)."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability of every dropout in the model (0.1 in the configurations of 2019; 0 is usual today)."""
     tensor_parallel: AtLeast1 = 1
@@ -189,12 +196,14 @@ class Training(BaseModel):
     pipeline_parallel: AtLeast1 = 1
     """Pipeline stages (DeepSpeed's pipeline engine); a step has `grad_accum` micro-batches."""
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = "bf16"
-    """Number format of the training; fp16 and bf16 keep fp32 master weights. `auto` is bf16 where a product in bf16
-    takes at most twice as long as in fp32 (on a GPU: from compute capability 8.0), elsewhere fp32."""
-    mixed_precision: Literal["native", "autocast"] = "native"
+    """Number format of the training; fp16 and bf16 keep fp32 weights or masters, unless `mixed_precision` is `none`.
+    `auto` is bf16 where a product in bf16 takes at most twice as long as in fp32 (on a GPU: from compute capability
+    8.0), elsewhere fp32."""
+    mixed_precision: Literal["native", "autocast", "none"] = "native"
     """For fp16 and bf16. `native` is the strategy's own: DeepSpeed keeps weights in half precision and fp32 master
     copies, FSDP gathers fp32 shards in half precision, DDP computes under autocast. `autocast`
-    keeps fp32 weights."""
+    keeps fp32 weights. `none` is pure bf16: weights, gradients and optimizer states, without
+    anything in fp32; small updates are lost to rounding."""
     attention: Literal["auto", "eager", "sdpa"] = "auto"
     """Attention implementation: `sdpa` is torch's fused one (BLOOM's ALiBi is its mask); `auto` uses it if it can."""
     compile: CompileMode = "off"

@@ -6,8 +6,9 @@ import io
 import pytest
 import typer
 
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.cli.predict import parse_tokens
-from dsnb.prediction import traces
+from dsnb.prediction import gpus, traces
 from tests.cli.test_app import dsnb
 from tests.prediction.made_up import of_record, trace_nothing
 
@@ -46,3 +47,17 @@ def test_settings_that_fit_come_first_the_fastest_of_them_at_the_top(monkeypatch
     assert [row["experiment"].split("_")[-2] for row in rows] == ["bs8", "bs4", "bs2048"]
     days = [float(row["days"]) for row in rows]
     assert days[2] < days[0] < days[1]
+
+
+def test_models_and_gpus_are_listed_in_aligned_columns(monkeypatch):
+    code, out, _ = dsnb(monkeypatch, "recommend", "--list")
+    assert code == 0
+    models, cards, remarks = out.strip().split("\n\n")
+    for table, names in ((models, PRESETS), (cards, gpus.known())):
+        heading, *rows = table.splitlines()
+        assert [row.split("  ")[0] for row in rows] == [*names]
+        assert {len(row) for row in rows} == {len(heading)}
+    assert max(map(len, out.splitlines())) <= 100
+    assert "a GPU a CSV file" in remarks
+    row = next(row.split() for row in cards.splitlines() if row.startswith("RTX 4090 "))
+    assert row == ["RTX", "4090", "23.6", "165", "1,008", "PCIe", "450"]

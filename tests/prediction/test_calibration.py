@@ -9,7 +9,6 @@ import pytest
 import dsnb
 from benchmarks import left_out_families, prediction_errors
 from benchmarks.prediction_errors import PRIOR, usual_launch_us
-from dsnb.prediction import accuracy
 from dsnb.prediction.accuracy import (
     ALL,
     DEFAULT_COVERAGE,
@@ -24,14 +23,13 @@ from dsnb.prediction.accuracy import (
     PredictionError,
     by_kind,
     expected_error,
-    left_out_error,
 )
 from dsnb.prediction.calibration import calibrate, left_out, measured
 from dsnb.prediction.gpus import Link, find, link
 from dsnb.prediction.predict import Hardware
 from dsnb.prediction.step_time import DEFAULT, FITTED_SETTINGS, step_times
 from dsnb.settings.experiment import Experiment
-from tests.prediction.made_up import TRACE, runs
+from tests.prediction.made_up import runs
 
 SMALL = {"model": "gpt2", "micro_batch_size": 1, "seq_len": 128}
 USUAL = {
@@ -60,25 +58,11 @@ def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
     assert not fitted & {run.counts for run in made}
 
 
-def test_published_tables_of_gpus_that_nothing_was_calibrated_on(monkeypatch):
+def test_published_tables_of_gpus_that_nothing_was_calibrated_on():
     by_table, by_gpu_and_nodes = prediction_errors.elsewhere()
     assert_stated(by_gpu_and_nodes, ELSEWHERE)
     assert sum(one.settings for one in by_table.values()) == ELSEWHERE[ALL].settings
     assert by_table["lambda_1cc_opt"].worst_pct < 15  # with SDPA, OPT-350M is 33 % off
-    monkeypatch.setattr(
-        "dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments]
-    )
-    one = Experiment(model="gpt2", precision="bf16", device="cuda")
-    for gpu, gpus, path, name in [
-        ("A100", 16, "ib:100", "A100, several nodes"),
-        ("B200", 1, "nvlink", "one node"),
-        ("MI250X", 1, "nvlink", "one node"),  # a single row tells too little
-    ]:
-        table = dsnb.predict([one.model_copy(update={"gpus": gpus})], gpu, link=path)
-        assert table["step_time_error_on"].tolist() == [
-            f"{ELSEWHERE[name].settings} settings, {name}"
-        ]
-        assert table["tokens_per_s_error_pct"].tolist() == [ELSEWHERE[name].mean_pct]
 
 
 def test_the_stated_errors_of_families_are_those_of_families_that_nothing_was_fitted_to():
@@ -103,52 +87,6 @@ def test_errors_of_families_by_hand():
         "qwen3, limited by the CPU": (1, 100.0, 100.0, -50.0),
         f"{LEFT_OUT}, limited by the CPU": (3, 71.0, 100.0, -7.2),
     }
-
-
-def test_a_family_has_its_own_error_or_that_of_families_left_out_of_the_fit(monkeypatch):
-    errors = {
-        "llama, limited by the GPU": PredictionError(MIN_SETTINGS, 3.0, 4.0),
-        "qwen3, limited by the GPU": PredictionError(MIN_SETTINGS - 1, 1.0, 1.0),
-        f"{LEFT_OUT}, limited by the GPU": PredictionError(30, 5.0, 9.0),
-    }
-    monkeypatch.setattr(accuracy, "FAMILY_ERRORS", errors)
-
-    def named(model, gpu="H100", nodes=1, **settings):
-        experiment = Experiment(**{**USUAL, "model": model, **settings})
-        found = left_out_error(experiment, False, gpu, nodes)
-        return found and found.kind
-
-    assert named("llama-3.2-1b") == "llama, limited by the GPU"
-    assert named("qwen3-0.6b") == f"{LEFT_OUT}, limited by the GPU"
-    assert named("opt-1.3b") is None
-    assert named("llama-3.2-1b", "A100") is None
-    assert named("llama-3.2-1b", nodes=2) is None
-    assert named("llama-3.2-1b", offload="optimizer-cpu") is None
-    llama = Experiment(**{**USUAL, "model": "llama-3.2-1b"})
-    on = Hardware(find("H200"), Link())
-    assert on.time_error(llama, False).error.mean_pct == 3.0
-    own = on.calibrated(runs({}, {"micro_batch_size": 4}, {"model": "gpt2"}))
-    assert own.time_error(llama, False).kind == ALL  # their errors are of other constants
-
-
-def test_a_family_without_runs_is_named_with_the_error_of_families_left_out(monkeypatch):
-    errors = {
-        f"{LEFT_OUT}, limited by the GPU": PredictionError(30, 4.5, 9.0),
-        f"{LEFT_OUT}, limited by the CPU": PredictionError(20, 10.25, 30.0),
-    }
-    monkeypatch.setattr(accuracy, "FAMILY_ERRORS", errors)
-    monkeypatch.setattr(accuracy, "FAMILY_PEAK_ERRORS", {LEFT_OUT: PredictionError(50, 0.72, 10.0)})
-    assert unlike(model="llama-3.2-1b") == []
-    without = DEFAULT_COVERAGE._replace(left_out=frozenset({"qwen3"}))
-    assert unlike(model="llama-3.2-1b", covered=without) == [
-        "no run used models of the family llama: step times of families left out of the fit on H100 "
-        "and H200 were 4.5 % off where the GPU limits them and 10.2 % where the CPU does, their peaks of memory 0.7 %"
-    ]
-    assert unlike(model="qwen3-0.6b", covered=without) == []
-    own = DEFAULT_COVERAGE._replace(left_out=frozenset())
-    assert unlike(model="llama-3.2-1b", covered=own) == [
-        "no calibration run used models of the family llama, only bloom, gpt2, opt"
-    ]
 
 
 def test_a_run_has_no_part_in_its_own_prediction():
@@ -213,25 +151,6 @@ def test_errors_by_hand_are_factors():
     )  # the cube roots of 1.25 * 1.25 * 2 and 1.25 / 1.25 * 2
 
 
-def test_predictions_state_the_error_of_their_kind(monkeypatch):
-    monkeypatch.setattr(
-        "dsnb.prediction.predict.traces", lambda experiments: [TRACE for _ in experiments]
-    )
-    one = Experiment(**SMALL, zero_stage=3, device="cuda")
-    big = Experiment(
-        model="opt-1.3b", micro_batch_size=64, seq_len=512, strategy="plain", device="cuda"
-    )
-    table = dsnb.predict([one, big], "H200")
-    names = ["ZeRO 3, limited by the CPU, one GPU", "plain loop, limited by the GPU, one GPU"]
-    assert table["step_time_error_on"].tolist() == [
-        f"{TIME_ERRORS[name].settings} settings, {name}" for name in names
-    ]
-    assert table["limited_by"].tolist() == ["CPU", "GPU"]
-    factors = 1 + table["tokens_per_s_error_pct"] / 100
-    assert list(table["days"] / factors) == pytest.approx(list(table["days_low"]))
-    assert list(table["days"] * factors) == pytest.approx(list(table["days_high"]))
-
-
 def unlike(gpu="H200", covered=DEFAULT_COVERAGE, path=None, **settings):
     experiment = Experiment(**{**USUAL, **settings})
     return covered.outside(experiment, gpu, path or Link())
@@ -241,7 +160,6 @@ def test_what_is_outside_is_said():
     assert unlike() == []
     odd = {"gpus": 16, "micro_batch_size": 1, "seq_len": 64, "zero_stage": 2, "optimizer": "muon"}
     assert unlike("A100", path=link("ib:400"), **odd) == [
-        "no calibration run used GPU A100, only H200",
         "no calibration run used optimizer muon, only adafactor, adamw",
         "the number of tokens in a micro-batch is 64, calibration runs have 256 to 32,768",
         "the number of GPUs is 16, calibration runs have 1 to 4",
@@ -259,6 +177,10 @@ def test_what_is_outside_is_said():
     assert unlike("L4", covered) == []
     why = "no calibration run used mode of compilation compiled, only eager"
     assert unlike("L4", covered, compile="default") == [why]
+    why = "no calibration run used GPU A100, only L4"
+    assert unlike("A100", covered) == [why]
+    why = "no calibration run used models of the family llama, only opt"
+    assert unlike("L4", covered, model="llama-3.2-1b")[0] == why
 
 
 @pytest.fixture(scope="module")

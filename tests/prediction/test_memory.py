@@ -80,6 +80,21 @@ def test_tensor_parallel_ranks_share_their_parts_of_blocks_and_whole_embeddings(
         assert kept == pytest.approx(12 * part / groups + 2 * part + 1000 * MIB)
 
 
+def test_pure_bf16_holds_six_bytes_a_parameter_and_its_gradients():
+    """ZeRO has a copy of its share of the weights, as with fp32 masters."""
+    pure = {"mixed_precision": "none"}
+    alone = moments(strategy="plain", **pure)
+    assert (alone["loss"], alone["optimizer"]) == (6 * P + 1000 * MIB, 8 * P)
+    assert moments(strategy="ddp", gpus=2, **pure)["loss"] == 8 * P + 1000 * MIB
+    gathered = 2 * (100_000_000 + 45_000_000)
+    sharded = {"strategy": "fsdp", "gpus": 4, **pure}
+    assert moments(**sharded)["loss"] == 6 * P / 4 + gathered + 1000 * MIB
+    assert moments(**sharded, grad_accum=2)["loss"] == 8 * P / 4 + gathered + 1000 * MIB
+    peaks = moments(zero_stage=1, gpus=4, **pure)
+    assert peaks["loss"] == (2 + 6 / 4) * P + 1000 * MIB
+    assert peaks["optimizer"] == (2 + 10 / 4) * P  # gradients, and their flat copy
+
+
 def test_zero_0_flattens_gradients_twice():
     """14 bytes a parameter, 2 of gradients, and in the step 8 more: a list in fp32 and its flat copy."""
     found = moments(zero_stage=0, gpus=2)
@@ -305,6 +320,27 @@ def test_fsdp_reduces_a_block_in_fp32_and_updates_shards():
     full = moments(LATE, strategy="fsdp", gpus=2, precision="fp32")
     assert full["loss"] == 12 * P / 2 + 4 * gathered
     assert full["backward"] == 16 * P / 2 + 4 * gathered
+
+
+def test_frozen_weights_of_4_bits_and_the_one_that_is_made_again():
+    """OPT-1.3B's blocks have 12 x 2,048^2 weights in linear layers, the largest of 4 x 2,048^2."""
+    adapters = 10_000_000
+    trace = replace(TRACE, trainable=adapters)
+    lora = {"strategy": "plain", "lora_rank": 8}
+    whole, small = (states(trace, **lora, frozen_weights=each) for each in ("auto", "nf4"))
+    quantized = 24 * 12 * 2048**2
+    assert whole.weights - small.weights == pytest.approx(quantized * (2 - 4.127 / 8), rel=1e-4)
+    assert (whole.buffers, small.buffers) == (0, 2 * 4 * 2048**2)
+    assert whole.optimizer == small.optimizer
+    shared = states(trace, strategy="fsdp", gpus=4, lora_rank=8, frozen_weights="nf4")
+    assert shared.weights == pytest.approx(small.weights / 4)
+
+
+def test_moments_of_8_bits_take_a_quarter_and_a_scale_for_each_256():
+    for pure, width in (("native", 4), ("none", 2)):
+        found = states(optimizer="adamw-8bit", strategy="fsdp", gpus=4, mixed_precision=pure)
+        assert found.weights == width * P / 4
+        assert found.optimizer == 2 * (1 + 4 / 256) * P / 4
 
 
 def test_moments_of_adafactor_and_muon():

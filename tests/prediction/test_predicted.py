@@ -173,7 +173,7 @@ def test_what_was_not_run_is_predicted_on_the_gpu_of_the_runs(asked):
     assert set(found.table["gpus"]) == {1}  # auto, as in the runs
     assert found.notes == (
         "Predicted for NVIDIA H200, with a time model that is fitted to the 3 settings that were measured on it here. "
-        "± is the mean error of such predictions.",
+        "Ranges of speed cover 80 % of such predictions; ± is the mean error of memory.",
     )
     experiments = [dsnb.Experiment(**{**SETTINGS, "zero_stage": stage}) for stage in (2, 3)]
     for few in (runs({}, {"zero_stage": 1}), runs({}).assign(status="oom")):

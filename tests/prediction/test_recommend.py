@@ -230,7 +230,7 @@ def test_more_than_a_year_is_said_with_the_gpus_that_a_month_needs():
     ("target", "options", "words"),
     [
         ("opt-13", {}, "model is 'opt-13': did you mean 'opt-13b'"),
-        ("opt-13b", {"gpu": "X99"}, "unknown GPU 'X99': choose one of B200, H200"),
+        ("opt-13b", {"gpu": "X99"}, "unknown GPU 'X99': `dsnb recommend --list`"),
         ("opt-13b", {"gpus": 0}, "gpus is 0: give a whole number of at least 1"),
         ("opt-13b", {"gpus": 16}, "gpus is 16, on 2 nodes: say how these are connected"),
         (

@@ -71,9 +71,12 @@ def test_predict_checks_tokens_and_prices_first():
 
 
 def test_unknown_gpus():
-    words = f"unknown GPU 'H20': choose one of {', '.join(gpus.known())}"
-    assert refusal(lambda: gpus.find("H20")) == words
-    assert refusal(lambda: dsnb.predict([TINY], "H20")) == words
+    other = "`dsnb recommend --list` prints all; for another one, give a CSV file of its data sheet"
+    words = f"unknown GPU 'Z9': {other}"
+    assert refusal(lambda: gpus.find("Z9")) == words
+    assert refusal(lambda: dsnb.predict([TINY], "Z9")) == words
+    near = refusal(lambda: gpus.find("H201"))
+    assert near == f"unknown GPU 'H201': the nearest are H20, H200, H20-141GB, GH200; {other}"
     assert gpus.find("NVIDIA H200").name == "H200"
 
 

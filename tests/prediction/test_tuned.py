@@ -14,7 +14,8 @@ MODULES = sorted((ROOT / "dsnb" / "prediction").glob("*.py"))
 FACTS = {
     "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS", "calibration.MAX_FITS", "calibration.MIN_CALIBRATED",
     "calibration.STEPS", "gpus.NODE_GPUS", "host_memory.PINNED_SHARE", "predicted.ANY_TOKENS",
-    "predicted.MAX_PREDICTED", "predicted.MAX_SETTINGS", "ratio_errors.MIN_PAIRS", "step_time.HOST_CASTS",
+    "predicted.MAX_PREDICTED", "predicted.MAX_SETTINGS", "ratio_errors.MIN_PAIRS", "speed_range.STUDENT",
+    "step_time.HOST_CASTS",
 }  # fmt: skip
 """Numbers that are no result of a measurement or fit: limits of effort and display, and what follows by arithmetic."""
 OF_OTHERS = {"advice", "candidates", "recommend", "search", "space", "traces", "variants"}
@@ -29,7 +30,7 @@ def single_tables():
     return [name for name in tuned.TUNED if numbers_of(name) and name not in NESTED]
 
 
-NESTED = ("reserved", "errors", "covered")
+NESTED = ("reserved", "errors", "covered", "ranges")
 LISTS = [tuned.TUNED[name] for name in tuned.TUNED if not numbers_of(name)]
 LISTS += [table for name in NESTED for table in tuned.TUNED[name].values()]
 

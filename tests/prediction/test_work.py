@@ -94,6 +94,7 @@ def test_tensors_that_a_step_waits_for():
     assert waits(zero_stage=1, gpus=4) == pytest.approx(
         waits(zero_stage=1) / 4
     )  # those of a partition
+    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) > 1
     assert (
         waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0
     )  # adapters in fp32 do not overflow
@@ -151,7 +152,9 @@ ROUND = {
         "compiled_adapter": 6, "hook": 3, "idle_hook": 1, "cast": 0.5, "split": 40, "tensor_reduction": 8,
         "compiled_block": 12, "recomputed_compiled_block": 30, "fsdp_block": 64, "cuda_graphs": 5,
     },
-    "TENSORS": {"flat": 0.125, "flat_with_norms": 0.5, "overflow_search": 0.25, "zero_3": 2, "adafactor": 3},
+    "TENSORS": {
+        "flat": 0.125, "flat_with_norms": 0.5, "overflow_search": 0.25, "zero_3": 2, "adafactor": 3, "adamw_8_bit": 4,
+    },
     "GATHERS": {"block": 3, "among_ranks": 1.5},
 }  # fmt: skip
 """Tuned numbers in place of those of `tuned.toml`, so that counts can be done in the head."""
@@ -337,11 +340,60 @@ def test_a_mask_is_of_the_model_or_of_a_run_that_was_measured(small):
         ({"gpus": 4, "zero_stage": 3}, (28 + 16 + 3 * 2 + 16) / 4),
         ({"precision": "fp32"}, 28),
         ({"precision": "fp32", "gradient_clipping": 1.0}, 28 + 8),
+        ({"strategy": "plain", "mixed_precision": "none"}, 14),
+        ({"strategy": "plain", "optimizer": "adamw-8bit"}, 12 + 4 * (1 + 4 / 256)),
+        (
+            {"strategy": "plain", "optimizer": "adamw-8bit", "mixed_precision": "none"},
+            6 + 4 * (1 + 4 / 256),
+        ),
+        ({"strategy": "plain", "mixed_precision": "none", "gradient_clipping": 1.0}, 14 + 4),
+        ({"strategy": "fsdp", "gpus": 4, "mixed_precision": "none"}, 14 / 4),
         ({"zero_stage": 1, "offload": "optimizer-cpu"}, 0),
     ],
 )
 def test_bytes_of_the_update_on_the_gpu(small, settings, each):
     assert small(**settings).optimizer_bytes == pytest.approx(1000 * each)
+
+
+def test_adapters_of_some_layers_are_fewer_in_every_count():
+    """GPT-2 makes queries, keys and values in one layer of h x 3h, and attention's output in one of h x h."""
+    h, layers = 768, 12
+    common = {"model": "gpt2", "strategy": "plain", "lora_rank": 8}
+    trained = {}
+    for targets in ("linear", "attention", "query-value"):
+        setting = Experiment(**common, lora_targets=targets)
+        trained[targets] = module.trained_parameters(setting)
+    assert trained == {
+        "linear": 8 * layers * 16 * h,
+        "attention": 8 * layers * 6 * h,
+        "query-value": 8 * layers * 4 * h,
+    }
+    counts = [work(**common, lora_targets=targets) for targets in trained]
+    for name in (
+        "matmul_flops",
+        "kernels",
+        "host_launches",
+        "elementwise_bytes",
+        "optimizer_bytes",
+    ):
+        values = [getattr(each, name) for each in counts]
+        assert values == sorted(values, reverse=True)
+        assert len(set(values)) == 3, name
+    unknown = r"lora_targets is 'attention': which layers of small these are was not counted; use 'linear'"
+    with pytest.raises(SettingsError, match=f"^{unknown}$"):
+        SMALL.adapters("attention")
+
+
+def test_weights_of_4_bits_are_made_again_for_each_pass():
+    """A weight is read with 4.127 bits and written with 16, twice, and once more where blocks are recomputed."""
+    common = {"model": "gpt2", "strategy": "plain", "lora_rank": 8}
+    for again, passes in (({}, 2), (AGAIN, 3)):
+        whole, small = (work(**common, **again, frozen_weights=each) for each in ("auto", "nf4"))
+        moved = small.elementwise_bytes - whole.elementwise_bytes
+        weights = 12 * 12 * 768**2
+        assert moved == pytest.approx(passes * weights * (4.127 / 8 + 2), rel=1e-4)
+        assert small.kernels - whole.kernels == 12 * 4 * passes
+        assert small.matmul_flops == whole.matmul_flops
 
 
 @pytest.mark.parametrize(

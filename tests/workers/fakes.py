@@ -32,7 +32,7 @@ from dsnb.measure.train import (
     worker,
 )
 from dsnb.measure.train import trainer as trainers
-from dsnb.models import build, layout, logits, parts
+from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
@@ -180,7 +180,7 @@ def frozen(run):
     def mean_and_compare(mean, losses):
         if worker.rank() == 0:
             found = {
-                name: {"changed": not bool((one == after[name]).all()), "dtype": str(one.dtype)}
+                name: {"changed": not is_same(one, after[name]), "dtype": str(one.dtype)}
                 for name, one in before.items()
             }
             json_files.write_json(run.dir / "parameters.json", found)
@@ -188,6 +188,72 @@ def frozen(run):
 
     change_trainer(keep)
     wrap(over_ranks, "mean_of_ranks", mean_and_compare)
+
+
+def is_same(first, second):
+    """Return whether a rank's shares have the same bits: those of weights of 4 bits may be no numbers."""
+    shares = (local(one.detach()).contiguous() for one in (first, second))
+    return torch.equal(*(one.flatten().view(torch.uint8) for one in shares))
+
+
+def states(run):
+    """Write down the bytes and number formats of rank 0's weights and optimizer states after the last step."""
+    kept = []
+
+    def mean_and_write(mean, losses):
+        if worker.rank() == 0:
+            json_files.write_json(run.dir / "states.json", described_states(kept[0]))
+        return mean(losses)
+
+    change_trainer(kept.append)
+    wrap(over_ranks, "mean_of_ranks", mean_and_write)
+
+
+def uncompiled_states(run):
+    """Write down states; what asks for a whole compiled graph runs eagerly, as no compiler of a CPU is quick."""
+    torch.compile = lambda function, **_: function
+    states(run)
+
+
+def described_states(trainer):
+    """Return the formats and bytes of tensors with one number for each weight, and of what they consist of."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    found = {"weights": 0, "states": 0, "formats": []}
+    for weight, state in optimizer.state.items():
+        found["weights"] += local(weight).nbytes
+        moments = [one for one in state.values() if torch.is_tensor(one)]
+        for moment in map(local, moments):
+            if moment.numel() > 1:
+                stored = stored_tensors(moment)
+                found["formats"] += [str(one.dtype) for one in stored]
+                found["states"] += sum(one.nbytes for one in stored)
+    return {**found, "formats": sorted(set(found["formats"]))}
+
+
+def local(tensor):
+    """Return a rank's share of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def stored_tensors(tensor):
+    """Return the tensors that a quantized one consists of, or itself."""
+    names = getattr(tensor, "tensor_attrs", ())
+    return [getattr(tensor, name) for name in names] or [tensor]
+
+
+def dequantized(run):
+    """Let linear layers have the weights that NF4 stands for, in full."""
+
+    def quantize(experiment, model):
+        parts.use_linear_layers(model)
+        quantized.reveal_torchao(experiment)
+        for block in parts.blocks(model):
+            for layer in filter(quantized.fits_nf4, block.modules()):
+                small = quantized.Nf4Linear(layer)
+                bits = (small.weight, small.scales, small.factors, small.mean, small.table)
+                layer.weight = torch.nn.Parameter(quantized.dequantized(*bits))
+
+    build.quantize_blocks = quantize
 
 
 def latecomer(run):

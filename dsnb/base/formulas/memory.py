@@ -55,8 +55,12 @@ FULL = MemoryParts(4, 4, 8)
 AUTOCAST = MemoryParts(4, 4, 8, copies=2)
 """fp32 weights, half-precision arithmetic. Autocast keeps its copy of each weight until the end of
 the forward pass (PyTorch documentation of `torch.autocast`, `cache_enabled`)."""
+PURE = MemoryParts(2, 2, 4)
+"""Everything in bf16, also both moments: no number is kept in fp32."""
 MOMENTS = 8
 """Bytes of Adam's two moments, in fp32."""
+MOMENTS_8_BIT = 2 * (1 + 4 / 256)
+"""Bytes of two moments of 8 bits, with an fp32 scale for each block of 256 (Dettmers et al. 2021, arXiv:2110.02861)."""
 
 
 def model_states(
@@ -97,7 +101,8 @@ def model_states(
     optimizer = per_rank * each.optimizer
     copies = per_rank * each.copies
     if moments is not None:
-        optimizer = per_rank * (each.optimizer - MOMENTS) + moments / model_parallel
+        masters = max(0, each.optimizer - MOMENTS)
+        optimizer = per_rank * masters + moments / model_parallel
     if zero_stage >= 1:
         optimizer /= data_parallel
     if zero_stage >= 2:
@@ -113,6 +118,11 @@ def model_states(
     if offloaded == "all":
         weights = 0
     return MemoryParts(weights, gradients, optimizer, copies)
+
+
+NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a weight of 4 bits, with a scale of 8 bits for each block of 64 and a factor of 32 for each 256 scales:
+4.127 bits in all (Dettmers et al. 2023, arXiv:2305.14314, section 3)."""
 
 
 def adafactor_moments(layers: int, hidden: int, vocab: int, positions: int | None = None) -> float:

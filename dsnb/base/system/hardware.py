@@ -47,8 +47,6 @@ def memory_gb_per_s(gpu_name: str | None) -> float | None:
     if known is None:
         return None
     sheet = gpu_names.KINDS[known.kind][known.form]
-    if not sheet.memory_gb_per_s:
-        return None
     size_gb = known.memory_gb or sheet.memory_gb[0]
     return sheet.memory_gb_per_s[sheet.memory_gb.index(size_gb)]
 

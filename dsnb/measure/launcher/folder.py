@@ -143,8 +143,10 @@ def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
     numbers = experiment.numbers
     if numbers.autocast:
         config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[numbers.computed]}
-    elif numbers.masters:
+    elif numbers.natively_half:
         config[numbers.computed] = {"enabled": True}
+    if experiment.mixed_precision == "none":
+        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     if experiment.gradient_checks == "off" and "bf16" in config:
         config["bf16"]["check_grad_overflow"] = False
     if numbers.accumulates_in_fp32:

@@ -19,7 +19,7 @@ MAX_TOKENIZED_BYTES = 4 * 2**20
 def problems(experiment: Experiment) -> list[str]:
     """Return what a run with these settings would refuse, in one sentence or none."""
     from dsnb.measure.train import data
-    from dsnb.models import build, layout, loss, parts
+    from dsnb.models import build, layout, loss, parts, quantized
 
     try:
         config = build.model_config(experiment)
@@ -34,6 +34,8 @@ def problems(experiment: Experiment) -> list[str]:
             layout.check(built, experiment.tensor_parallel)
         if experiment.matmul == "fp8":
             build.check_fp8(experiment, built)
+        if experiment.frozen_weights == "nf4":
+            quantized.check_nf4(experiment, built)
         if experiment.loss == "chunked":
             loss.chunkable(built)
         if experiment.data != "synthetic" and _is_quick(experiment):

@@ -163,9 +163,11 @@ class WeightWatch:
 
         `update_rms` is the root mean square of the sampled weights' change beyond weight decay, and
         `weights_moved` whether it exceeds rounding errors; None if no rank holds its weights in
-        memory (offload to NVMe).
+        memory (offload to NVMe). Weights in bf16 lose the decay of a step to rounding.
         """
         decay = (1 - experiment.learning_rate * ADAMW["weight_decay"]) ** updates
+        if experiment.numbers.state_bytes == 2:
+            decay = 1.0
         sums = torch.zeros(3, dtype=torch.float64)
         for before, after in zip(self._before, self._sample(), strict=True):
             changed = after - before * decay

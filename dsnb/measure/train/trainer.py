@@ -24,6 +24,7 @@ from dsnb.models.build import DTYPES, build
 from dsnb.models.compile import begin_graphs, compile_model
 from dsnb.models.loss import CausalLoss
 from dsnb.models.parts import blocks
+from dsnb.models.quantized import eight_bit_adamw
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
@@ -77,8 +78,9 @@ class Trainer:
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    """Return the full size, also of a parameter that ZeRO 3 has partitioned."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    """Return the full size, also of a parameter that ZeRO 3 has partitioned, or that holds weights of 4 bits."""
+    own = getattr(parameter, "ds_numel", parameter.numel())
+    return int(getattr(parameter, "stands_for", own))
 
 
 def _is_trainable(parameter: nn.Parameter) -> bool:
@@ -194,10 +196,11 @@ class DdpTrainer(TorchTrainer):
         return wrapped
 
     def _bucket_mib(self) -> float | None:
-        """Return the size of DDP's buckets of gradients, which are fp32; None for torch's default."""
+        """Return the size of DDP's buckets of gradients; None for torch's default."""
         if self.experiment.gradient_compression == "powersgd" and self.device.type == "cpu":
             return ONE_BUCKET_MIB
-        return self.experiment.bucket_elements * 4 / 2**20 or None
+        each = self.experiment.numbers.trained_bytes
+        return self.experiment.bucket_elements * each / 2**20 or None
 
     def set_synchronization(self, is_last: bool) -> None:
         """Reduce once a step, as with DDP's `no_sync`."""
@@ -246,7 +249,8 @@ class FsdpTrainer(TorchTrainer):
         options: dict[str, Any] = {"mesh": self.mesh()}
         if self.experiment.gathered_weights == "micro-batch":
             options["reshard_after_forward"] = False
-        if self.experiment.numbers.natively_half:
+        numbers = self.experiment.numbers
+        if numbers.natively_half and numbers.trained != numbers.forward:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
             # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts
             # them in the forward pass, but not where torch 2.11 and 2.12 recompute a block, which
@@ -307,5 +311,7 @@ def make_optimizer(
         return torch.optim.Adafactor(
             parameters, lr=experiment.learning_rate, weight_decay=ADAMW["weight_decay"]
         )
+    if experiment.optimizer == "adamw-8bit":
+        return eight_bit_adamw(experiment, parameters)
     fused = experiment.device == "cuda"
     return torch.optim.AdamW(parameters, lr=experiment.learning_rate, fused=fused, **ADAMW)

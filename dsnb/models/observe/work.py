@@ -7,6 +7,7 @@ writes its outputs; what the backward pass needs of it is recomputed from its in
 """
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from dsnb.models.adapters import counted, is_linear, sizes
 from dsnb.models.attention import CAUSAL, mask_beyond_causal
 from dsnb.models.build import build_on_meta, model_config
 from dsnb.models.observe.experts import expert_modules
@@ -64,7 +66,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
     parameters = list(model.parameters())
     head = output_layer(model).weight
     modules = [module for block in blocks(model) for module in block.modules()]
-    linear = [module for module in modules if isinstance(module, torch.nn.Linear)]
+    linear = [module for module in modules if is_linear(module)]
     of_blocks = [list(block.parameters()) for block in blocks(model)]
     tensors = sum(map(len, of_blocks))
     if len({_elements(block) for block in of_blocks}) != 1:
@@ -89,7 +91,9 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "tensors": tensors / layers,
         "root_tensors": len(parameters) - tensors,
         "linear": len(linear) / layers,
-        "adapted": sum(module.in_features + module.out_features for module in linear) / layers,
+        "adapted": sum(map(sum, map(sizes, linear))) / layers,
+        "targets": _targets(model),
+        "largest": max((module.weight.numel() for module in linear), default=0),
         **dict(zip(large.products, products, strict=True)),
         "experts": sum(_elements(module.parameters()) for module in experts) / layers,
         "attention": attended[: layers * per_block],
@@ -121,6 +125,15 @@ def _inside(
         return {}
     eager, _, compiled = (2 * (whole - half)).tolist()
     return {"eager": _of_token(eager)[:2], "compiled": _of_token(compiled)[:2]}
+
+
+def _targets(model: Any) -> dict[str, list[float]]:
+    """Return what LoRA adapts in a block by `lora_targets`, without those that a model lacks."""
+    found = {}
+    for targets in ("attention", "query-value"):
+        with suppress(ValueError):
+            found[targets] = counted(model, targets)
+    return found
 
 
 def _elements(parameters: Any) -> int:

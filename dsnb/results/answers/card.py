@@ -146,9 +146,7 @@ def figures(
     if is_tight(option):
         return facts | {"rates": "at most", "duration": f"at least {duration(low)}"}
     if facts["rate_error"]:
-        factor = 1 + option[ERRORS["rate_error"]] / 100
-        rate = option["tokens_per_s"]
-        facts["rates"] = span(rate / factor, rate * factor)
+        facts["rates"] = span(option["tokens_per_s_low"], option["tokens_per_s_high"])
     return facts | {"duration": duration(low, 24 * option["days_high"])}
 
 

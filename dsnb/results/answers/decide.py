@@ -239,7 +239,7 @@ def global_batch(runs: pd.DataFrame) -> pd.Series:
 def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     """Return candidates with `days`, `gpu_hours`, `energy_kwh`, `price` (of a GPU-hour) and `cost`, fastest first.
 
-    `days_low` and `days_high` are the range given by the error of a predicted speed; without
+    `days_low` and `days_high` are the range given by that of a predicted speed; without
     `days_high` where memory is tight.
     """
     gpus = table["gpus"]
@@ -248,9 +248,10 @@ def costed(table: pd.DataFrame, question: Question) -> pd.DataFrame:
     table = table.assign(days=pd.Series(days, table.index, float))
     hours = map(partial(metrics.gpu_hours, question.tokens), rates, gpus)
     table["gpu_hours"] = pd.Series(list(hours), table.index, float)
-    error = 1 + numbers(table, "tokens_per_s_error_pct").fillna(0) / 100
-    table["days_low"] = table["days"] / error
-    table["days_high"] = (table["days"] * error).mask(tight(table))
+    low = numbers(table, "tokens_per_s_low").fillna(rates)
+    high = numbers(table, "tokens_per_s_high").fillna(rates)
+    table["days_low"] = table["days"] * rates / high
+    table["days_high"] = (table["days"] * rates / low).mask(tight(table))
     table["energy_kwh"] = table["gpu_hours"] * numbers(table, "power_w") / 1000
     table["price"] = table["kind"].map(question.price).astype(float)
     table["cost"] = table["gpu_hours"] * table["price"]

@@ -19,8 +19,8 @@ from dsnb.settings.experiment import DEFAULTS
 MIN_TIMED_S = 5.0
 """Runs timed for less are too short to rely on."""
 TRAINING = (
-    "optimizer", "learning_rate", "gradient_clipping", "lora_rank", "dropout", "grad_accum_dtype",
-    "gradient_compression", "powersgd_rank", "zeropp",
+    "optimizer", "learning_rate", "gradient_clipping", "lora_rank", "lora_targets", "frozen_weights", "dropout",
+    "grad_accum_dtype", "gradient_compression", "powersgd_rank", "zeropp",
 )  # fmt: skip
 """Settings, in addition to the global batch, that change the training and not only its speed."""
 START = ("ZeRO 0", "DDP", "FSDP")

@@ -97,6 +97,8 @@ def setting(run: Mapping[str, Any]) -> str:
     precision = _known(run, "precision")
     if precision and run.get("mixed_precision") == "autocast":
         precision += " autocast"
+    elif precision and run.get("mixed_precision") == "none":
+        precision = f"pure {precision}"
     parts = [strategy(run.get("strategy")).phrase or parallelism(run), precision]
     mode = _known(run, "compile")
     if mode not in {"", "off", "false"}:

@@ -26,8 +26,8 @@ ALIASES = {
 """Former name of a column of runs or of a summary -> current name. (In GPU samples, `gpu` is an
 index and stays.)"""
 WORK = [
-    "model", "seq_len", "data", "lora_rank", "micro_batch_size", "grad_accum", "precision", "optimizer",
-    "gradient_clipping", "dropout", "loss", "pad_vocab", "matmul", "activation_checkpointing",
+    "model", "seq_len", "data", "lora_rank", "lora_targets", "frozen_weights", "micro_batch_size", "grad_accum",
+    "precision", "optimizer", "gradient_clipping", "dropout", "loss", "pad_vocab", "matmul", "activation_checkpointing",
     "checkpoint_every",
 ]  # fmt: skip
 """Runs that are equal in these, in attention (fused or not) and in hardware compute the same on each GPU.

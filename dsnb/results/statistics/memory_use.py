@@ -133,11 +133,16 @@ def _states(experiment: Experiment, shape: Shape, run: Mapping[str, Any]) -> mem
         is_fused = shape.family != "opt"
         rank = experiment.lora_rank
         trained = memory.lora_parameters(shape.layers, shape.hidden, rank, is_fused)
-        frozen = shape.parameters * experiment.numbers.computed_bytes
+        half = experiment.numbers.computed_bytes
+        frozen = shape.parameters * half
+        if experiment.frozen_weights == "nf4":
+            frozen -= 12 * shape.hidden**2 * shape.layers * (half - memory.NF4)
     if experiment.optimizer == "adafactor":
         moments = memory.adafactor_moments(shape.layers, shape.hidden, shape.vocab, shape.positions)
     if counted is not None and not math.isnan(counted):
         trained = counted
+    if experiment.optimizer == "adamw-8bit":
+        moments = memory.MOMENTS_8_BIT * trained
     return memory.model_states(
         trained,
         experiment.states.each,

@@ -63,6 +63,8 @@ class Numbers:
     """Bytes of a trained weight, and of its gradient as the backward pass leaves it."""
     accumulated_bytes: int
     """Bytes of a gradient that is kept until the optimizer's step."""
+    state_bytes: int
+    """Bytes of a weight as the optimizer updates it, a master or the weight itself, and of each of its moments."""
 
 
 def width(precision: str) -> int:
@@ -216,17 +218,20 @@ class Strategy:
         yield from ()
 
     def numbers(self, s: Any) -> Numbers:
-        """Return the number formats; half precision is native, or autocast of fp32 weights."""
+        """Return the number formats; half precision is native, autocast of fp32 weights, or not mixed at all."""
         computed = s.precision
         is_half = computed in HALF
-        natively_half = is_half and self.has_native_half and s.mixed_precision == "native"
+        is_pure = is_half and s.mixed_precision == "none"
+        is_native = is_half and self.has_native_half and s.mixed_precision == "native"
+        natively_half = is_native or is_pure
         autocast = is_half and not natively_half
-        masters = natively_half and self.has_masters
+        masters = is_native and self.has_masters
+        trains_half = masters or is_pure
         has_adapters = s.lora_rank > 0
         casts_weights = autocast and not has_adapters
         in_fp32 = self.accumulates_in_fp32(s)
-        trained = computed if masters else FULL
-        built = computed if masters or has_adapters else FULL
+        trained = computed if trains_half else FULL
+        built = computed if trains_half or has_adapters else FULL
         return Numbers(
             computed=computed,
             masters=masters,
@@ -241,6 +246,7 @@ class Strategy:
             stream_bytes=width(FULL if casts_weights else computed),
             trained_bytes=width(trained),
             accumulated_bytes=width(FULL if in_fp32 else trained),
+            state_bytes=width(computed if is_pure else FULL),
         )
 
     def accumulates_in_fp32(self, s: Any) -> bool:
@@ -253,6 +259,8 @@ class Strategy:
         each = memory.FULL
         if numbers.masters:
             each = memory.MASTERS
+        elif numbers.state_bytes == 2:
+            each = memory.PURE
         elif numbers.autocast:
             each = memory.AUTOCAST
         return States(each, self.shared_stage(s), self.shard_ranks(s))

@@ -13,7 +13,7 @@ POWERSGD_SHARE = 1.4
 
 
 class Ddp(Strategy):
-    """Whole models, an all-reduce of fp32 gradients in buckets; half precision is autocast."""
+    """Whole models, an all-reduce of gradients in buckets; half precision is autocast, or pure."""
 
     name = "ddp"
     label = kind = "DDP"
@@ -37,6 +37,11 @@ class Ddp(Strategy):
                 "gradient_compression is 'bf16', but device is 'cpu': torch rounds gradients for "
                 "NCCL only; use 'none'"
             )
+        if how == "bf16" and s.mixed_precision == "none":
+            yield (
+                "gradient_compression is 'bf16', but mixed_precision is 'none': gradients are in bf16 "
+                "anyway; use 'none'"
+            )
         if s.compile != "off" and 0 < s.bucket_elements < FIRST_BUCKET:
             yield (
                 f"bucket_elements is {s.bucket_elements}: compiled DDP needs at least "
@@ -51,10 +56,15 @@ class Ddp(Strategy):
             reduction_overlaps=1.0,
         )
 
+    def bucket_elements(self, s: Any) -> float:
+        """Return the gradients in a message; the default is a size in bytes."""
+        return s.bucket_elements or self.bucket * 4 / self.numbers(s).trained_bytes
+
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
         """Return the bytes of a gradient after compression."""
         if s.gradient_compression == "bf16":
             return 2.0
         if s.gradient_compression == "powersgd":
             return 4 * POWERSGD_SHARE * s.powersgd_rank / model.hidden
-        return float(self.numbers(s).computed_bytes if s.lora_rank else 4)
+        numbers = self.numbers(s)
+        return float(numbers.computed_bytes if s.lora_rank else numbers.trained_bytes)

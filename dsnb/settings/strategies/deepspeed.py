@@ -15,6 +15,12 @@ ONLY_ZERO = {
     "zeropp": ((3,), "ZeRO++ extends ZeRO 3"),
 }
 """Settings that apply at some of ZeRO's stages, and why they do not at others."""
+NEED_MASTERS = {
+    "optimizer": ("muon",),
+    "compile": ("deepcompile",),
+    "zeropp": ("weights", "gradients", "partition", "all"),
+}
+"""Values of settings that were not tested in pure bf16."""
 
 
 class DeepSpeed(Strategy):
@@ -73,11 +79,38 @@ class DeepSpeed(Strategy):
                 )
             elif where == "nvme" and not s.nvme_path:
                 yield f"{offload}: nvme_path is empty; name a folder on the NVMe disk"
+        if s.mixed_precision == "none":
+            yield from self._refused_in_pure(s)
+        if s.optimizer == "adamw-8bit":
+            yield (
+                f"optimizer is 'adamw-8bit', but strategy is '{self.name}': its blocks of 256 would "
+                "cross the tensors that ZeRO makes flat; use 'fsdp', 'ddp' or 'plain'"
+            )
         if s.optimizer == "adafactor" and s.zero_stage > 0:
             yield (
                 f"optimizer is 'adafactor', but zero_stage is {s.zero_stage}: it cannot factor "
                 "shards; use zero_stage 0"
             )
+
+    def _refused_in_pure(self, s: Any) -> Iterator[str]:
+        """Refuse pure bf16 where DeepSpeed 0.19.8 keeps fp32 states, or where it was not tested."""
+        pure = "mixed_precision is 'none'"
+        if s.zero_stage == 0:
+            yield (
+                f"{pure}, but zero_stage is 0: DeepSpeed keeps fp32 masters there; use zero_stage "
+                "1, 2 or 3"
+            )
+        if s.offload != "none":
+            yield f"{pure}, but offload is '{s.offload}': states on the host are in fp32; use 'native'"
+        for name, values in NEED_MASTERS.items():
+            value = getattr(s, name)
+            if value in values:
+                yield (
+                    f"{pure}, but {name} is '{value}': it is tested with fp32 masters only; use "
+                    "'native'"
+                )
+        if s.pipeline_parallel > 1:
+            yield f"{pure}, but pipeline_parallel is set: pipelines have fp32 masters; use 'native'"
 
     def accumulates_in_fp32(self, s: Any) -> bool:
         """Return whether gradients are added up in fp32: asked for, or where it matters in bf16."""

@@ -107,8 +107,8 @@ class Fsdp(Strategy):
         return 4.0
 
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
-        """Return the bytes of a gradient, which is reduced in fp32."""
-        return 4.0
+        """Return the bytes of a gradient, which is reduced in the format of the shards."""
+        return float(self.numbers(s).trained_bytes)
 
     def former_defaults(self, s: Any) -> dict[str, Any]:
         """Return that gradients were reduced once a step before `reduce_gradients` chose."""

@@ -7,7 +7,7 @@ from dsnb.settings.strategies.base import Strategy
 
 
 class Plain(Strategy):
-    """One process without an engine; half precision is autocast."""
+    """One process without an engine; half precision is autocast, or pure."""
 
     name = "plain"
     label = "plain"

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from dsnb.base.files.plain_text import FORMULA
-from dsnb.prediction.predicted import FIGURES, PER_GPU
+from dsnb.prediction.predicted import FIGURES, PEAK, PER_GPU
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import significant
+from dsnb.results.runs.number_text import significant, span
 from dsnb.results.runs.table import json_numbers, numbers
 from dsnb.results.statistics.setting_axes import group
 from dsnb.results.statistics.summary import unstable
@@ -208,29 +208,37 @@ def _predicted(data: Data) -> Json:
         },
         "fit": [fit(row) or "unknown" for row in rows],
         "outside": [str(row["outside"]) for row in rows],
+        "nearest": [str(row["nearest"]) for row in rows],
         "notes": list(data.notes),
     }
 
 
 def _predicted_figure(table: pd.DataFrame, name: str) -> Json:
-    """Return the heading of a predicted figure, its values, their mean errors in per cent, and both as texts.
+    """Return the heading of a predicted figure, its values, both ends of their ranges as shares of them, and texts.
 
     Without an error, memory is tight and the figure is only a limit.
     """
     metric = labels.METRIC_LABELS[name]
     values = numbers(table, name)
-    errors = numbers(table, f"{name}_error_pct")
+    low, high, errors = (numbers(table, f"{name}_{end}") for end in ("low", "high", "error_pct"))
     texts = []
-    for value, error_pct in zip(values * metric.factor, errors, strict=True):
-        error = f"± {error_pct:.1f} %"
+    ends = zip(
+        values * metric.factor, low * metric.factor, high * metric.factor, errors, strict=True
+    )
+    for value, least, most, error_pct in ends:
+        error = f"({span(least, most)})"
         if math.isnan(error_pct):
             error = "not promised: memory is tight"
+        elif name == PEAK:
+            error = f"± {error_pct:.1f} %"
         texts.append("" if math.isnan(value) else f"{significant(value)} {error}")
     return {
         "heading": metric.heading,
         "texts": texts,
         "values": json_numbers(values, PREDICTED_DIGITS),
         "errors": json_numbers(errors, PREDICTED_DIGITS),
+        "low": json_numbers(low / values, PREDICTED_DIGITS),
+        "high": json_numbers(high / values, PREDICTED_DIGITS),
     }
 
 

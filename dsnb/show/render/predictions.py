@@ -43,13 +43,25 @@ def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
         "reserved": each("peak_reserved_gib", gib, error="peak_reserved_error_pct"),
         "host GiB": each("host_memory_gib", significant, error="host_memory_error_pct"),
         "peak in": each("moment", str),
-        "tokens/s": each("tokens_per_s", "{:,.0f}".format, "up to", "tokens_per_s_error_pct"),
+        "tokens/s": [_speed(row) for row in rows],
         "ms a step": each("step_time_s", lambda seconds: f"{1e3 * seconds:,.0f}", "from"),
         "MFU": each("mfu", "{:.0%}".format),
         "days": [_days(row) for row in rows],
         "cost": each("cost", lambda cost: currency + significant(cost), "from"),
     }
     return pd.DataFrame(shown, table.index)
+
+
+def _speed(row: Mapping[Any, Any]) -> str:
+    """Return the speed with its range; that of a tight setting is a limit, a measured one has none."""
+    if pd.isna(row["tokens_per_s"]):
+        return ""
+    speed = f"{row['tokens_per_s']:,.0f}"
+    if is_tight(row):
+        return f"up to {speed}"
+    if pd.isna(row["tokens_per_s_error_pct"]):
+        return speed
+    return f"{speed} ({span(row['tokens_per_s_low'], row['tokens_per_s_high'])})"
 
 
 def _days(row: Mapping[Any, Any]) -> str:

@@ -375,6 +375,62 @@ def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_
     assert result.summary["parameters"] == PRESETS["gpt2-tiny"].parameters
 
 
+@pytest.mark.parametrize(
+    "sharing",
+    [
+        {"strategy": "plain"},
+        {**DDP, "gpus": 2},
+        {**FSDP, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2},
+        {"zero_stage": 2, "gpus": 2},
+        {"zero_stage": 3, "gpus": 2},
+        {"zero_stage": 1, "gpus": 2, **TP},
+    ],
+    ids=str,
+)
+def test_pure_bf16_keeps_nothing_in_fp32_and_trains_as_one_process(
+    trained, losses, expected, sharing
+):
+    """Both moments take as many bytes as two weights, and no strategy lacks an update of one process."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": "none"}
+    curve = expected(**settings, strategy="plain", micro_batch_size=4)
+    ranks = sharing.get("gpus", 1) // sharing.get("tensor_parallel", 1)
+    shared = {**settings, **sharing, "micro_batch_size": 4 // ranks}
+    found = losses("states", **shared)
+    assert found == pytest.approx(curve, abs=BF16)
+    assert found[-1] < found[0] - 0.1
+    _, run = trained("states", **shared)
+    states = json_files.read_json(run.dir / "states.json")
+    assert states["formats"] == ["torch.bfloat16"]
+    assert states["states"] == 2 * states["weights"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "pure"),
+    [
+        ({"strategy": "plain"}, "native"),
+        ({**DDP, "gpus": 2}, "native"),
+        ({**FSDP, "gpus": 2}, "none"),
+    ],
+    ids=str,
+)
+def test_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, sharing, pure):
+    """A moment takes a byte, and each 256 of them a scale of four; a table of 1 KiB belongs to each tensor."""
+    settings = {**SIX, "precision": "bf16", "mixed_precision": pure, **sharing}
+    settings["micro_batch_size"] = 4 // sharing.get("gpus", 1)
+    exact = losses(**settings)
+    eighth = {**settings, "optimizer": "adamw-8bit"}
+    rounded = losses("uncompiled_states", **eighth)
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=5e-2)
+    assert rounded[-1] < rounded[0] - 0.1
+    _, run = trained("uncompiled_states", **eighth)
+    states = json_files.read_json(run.dir / "states.json")
+    width = 2 if pure == "none" else 4
+    assert "torch.uint8" in states["formats"]
+    assert 2 * 1.02 / width < states["states"] / states["weights"] < 2 * 1.25 / width
+
+
 def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(trained, losses):
     settings = {"lora_rank": 8, "precision": "bf16", "gpus": 2, "steps": 5, "learning_rate": 1e-2}
     adapters = (
@@ -393,6 +449,48 @@ def test_lora_changes_adapters_alone_and_trains_the_same_with_every_strategy(tra
     assert curve[-1] < curve[0] - 0.3
     assert losses("frozen", **settings, **DDP) == pytest.approx(curve, abs=BF16)
     assert losses(**settings, zero_stage=3, **OFFLOADED) == pytest.approx(curve, abs=BF16)
+
+
+def test_lora_adapts_the_layers_that_are_asked_for(trained):
+    """GPT-2 makes queries, keys and values in one layer."""
+    settings = {"lora_rank": 4, "strategy": "plain", "steps": 2, "learning_rate": 1e-2}
+    layers = {"attention": ["c_attn", "c_proj"], "query-value": ["c_attn"]}
+    inputs_and_outputs = {"attention": 4 * 128 + 2 * 128, "query-value": 4 * 128}
+    for targets, names in layers.items():
+        result, paths = trained("frozen", **settings, lora_targets=targets)
+        parameters = json_files.read_json(paths.dir / "parameters.json")
+        changed = {name for name, each in parameters.items() if each["changed"]}
+        assert {name.rpartition(".lora_")[0].rpartition(".attn.")[2] for name in changed} == {
+            *names
+        }
+        assert result.summary["trainable_parameters"] == 4 * 4 * inputs_and_outputs[targets]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "settings"),
+    [
+        ({"strategy": "plain"}, {}),
+        ({**DDP, "gpus": 2}, {"lora_targets": "attention"}),
+        ({**FSDP, "gpus": 2}, CHECKPOINTED),
+        ({"zero_stage": 2, "gpus": 2}, {}),
+    ],
+    ids=str,
+)
+def test_frozen_weights_of_4_bits_train_as_the_same_weights_in_full(
+    trained, losses, sharing, settings
+):
+    """One process with the weights that NF4 stands for; they differ from the weights before by enough to tell."""
+    settings = {**SIX, "lora_rank": 8, "learning_rate": 1e-2, "micro_batch_size": 4, **settings}
+    nf4 = {**settings, "frozen_weights": "nf4"}
+    curve = losses("dequantized", **nf4, strategy="plain")
+    assert curve != pytest.approx(losses(**settings, strategy="plain"), abs=1e-3)
+    shared = {**nf4, **sharing, "micro_batch_size": 4 // sharing.get("gpus", 1)}
+    assert losses("frozen", **shared) == pytest.approx(curve, abs=ADAM)
+    result, paths = trained("frozen", **shared)
+    whole, _ = trained(**settings, strategy="plain")
+    assert result.summary["parameters"] == whole.summary["parameters"]
+    parameters = json_files.read_json(paths.dir / "parameters.json")
+    assert all("lora_" in name for name, each in parameters.items() if each["changed"])
 
 
 def test_powersgd_compresses_and_converges(losses, expected):

@@ -287,6 +287,13 @@ def test_the_optimizers_have_the_settings_and_torchs_defaults(small):
     assert type(adam) is torch.optim.AdamW
     names = ("lr", "betas", "eps", "weight_decay")
     assert [adam.defaults[name] for name in names] == [0.25, (0.9, 0.999), 1e-8, 0.01]
+    eighth = small(learning_rate=0.25, optimizer="adamw-8bit", strategy="plain")
+    small_moments = trainers.make_optimizer(eighth, weights)
+    assert type(small_moments).__name__ == "AdamW8bit"
+    assert [float(small_moments.defaults[name]) for name in ("lr", "eps", "weight_decay")] == [
+        0.25, 1e-8, 0.01
+    ]  # fmt: skip
+    assert small_moments.block_size == 256
     factored = trainers.make_optimizer(small(learning_rate=0.25, optimizer="adafactor"), weights)
     assert type(factored) is torch.optim.Adafactor
     assert [factored.defaults[name] for name in ("lr", "weight_decay")] == [0.25, 0.01]

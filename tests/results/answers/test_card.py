@@ -225,9 +225,10 @@ def test_measured_figures_of_a_table_have_no_error():
         {
             "fits": True, "peak_allocated_gib": [29.91, 30.0], "peak_allocated_error_pct": [nan, 0.5], "moment": "loss",
             "tokens_per_s": [469430.0, 444466.0], "tokens_per_s_error_pct": [nan, 17.1], "step_time_s": 0.1,
+            "tokens_per_s_low": [nan, 380000.0], "tokens_per_s_high": [nan, 500000.0],
             "days_low": 0.07, "days_high": 0.1, "cost": nan,
         }
     )  # fmt: skip
     shown = predicted_figures(table)
     assert shown["GiB"].tolist() == ["29.9", "30.0 ± 0.5 %"]
-    assert shown["tokens/s"].tolist() == ["469,430", "444,466 ± 17.1 %"]
+    assert shown["tokens/s"].tolist() == ["469,430", "444,466 (380,000 to 500,000)"]

@@ -26,8 +26,9 @@ def test_days_energy_and_cost_by_hand():
 
 
 def test_the_range_of_days_is_that_of_the_predicted_speed():
-    """A speed that may be 1.25 times higher or lower."""
-    table = pd.DataFrame({"gpus": [1], "tokens_per_s": [1000.0], "tokens_per_s_error_pct": [25.0]})
+    """A speed of 1,000 that may be 800 or 1,250."""
+    ends = {"tokens_per_s_low": [800.0], "tokens_per_s_high": [1250.0]}
+    table = pd.DataFrame({"gpus": [1], "tokens_per_s": [1000.0], **ends})
     (row,) = costed(table.assign(kind="H200"), Question(10 * DAY_S * 1000)).to_dict("records")
     assert row["days_low"] == 8
     assert row["days"] == 10

@@ -124,6 +124,8 @@ def test_zero_3_keeps_what_it_may_and_gathers_the_rest_twice():
         ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", "fp32", "bf16", False, True),
         ({"strategy": "ddp", "gpus": 2}, "bf16", "fp32", "fp32", False, True),
         ({"strategy": "plain", "precision": "fp16"}, "fp16", "fp32", "fp32", False, True),
+        ({"strategy": "plain", "mixed_precision": "none"}, "bf16", "bf16", "bf16", False, False),
+        ({"zero_stage": 1, "mixed_precision": "none"}, "bf16", "bf16", "bf16", False, False),
         ({"strategy": "fsdp", "gpus": 2}, "bf16", "fp32", "fp32", False, False),
     ],
 )
@@ -241,6 +243,8 @@ def test_a_rank_without_the_strategys_package_says_so():
         ({"mixed_precision": "autocast", "lora_rank": 8}, "bf16", 2, 2, 4),
         ({"strategy": "ddp", "gpus": 2}, "fp32", 2, 4, 4),
         ({"strategy": "fsdp", "gpus": 2}, "bf16", 2, 2, 4),
+        ({"strategy": "fsdp", "gpus": 2, "mixed_precision": "none"}, "bf16", 2, 2, 2),
+        ({"strategy": "ddp", "gpus": 2, "mixed_precision": "none"}, "bf16", 2, 2, 2),
         ({"zero_stage": 1, "gpus": 2, "grad_accum": 2}, "bf16", 2, 2, 4),
         ({"zero_stage": 1, "grad_accum_dtype": "fp32"}, "bf16", 2, 2, 4),
         ({"zero_stage": 1, "gpus": 2, "pipeline_parallel": 2, "grad_accum": 2}, "bf16", 2, 2, 2),
@@ -254,8 +258,17 @@ def test_bytes_of_numbers(settings, forward, computed, stream, accumulated):
     assert numbers.computed_bytes == computed
     assert numbers.stream_bytes == stream
     assert numbers.accumulated_bytes == accumulated
-    is_cast = settings.get("mixed_precision") == "autocast" or settings.get("strategy") == "ddp"
+    way = settings.get("mixed_precision", "native")
+    is_cast = way == "autocast" or (settings.get("strategy") == "ddp" and way == "native")
     assert numbers.casts_weights == (is_cast and not settings.get("lora_rank"))
+
+
+def test_pure_bf16_keeps_eight_bytes_a_parameter_everywhere():
+    """Two of the weight, two of its gradient, four of both moments, whole or shared."""
+    pure = {"mixed_precision": "none"}
+    assert states(strategy="plain", **pure) == (2, 2, 4, 0)
+    assert states(strategy="fsdp", gpus=4, **pure) == (2 / 4, 2 / 4, 4 / 4, 0)
+    assert states(zero_stage=1, gpus=4, **pure) == (2, 2, 4 / 4, 0)
 
 
 def test_messages_and_what_overlaps():
@@ -301,6 +314,9 @@ def test_bytes_of_a_gradient_that_is_sent():
     compressed = {"gradient_compression": "powersgd", "powersgd_rank": 2}
     assert each(strategy="ddp", **compressed) == pytest.approx(4 * 1.4 * 2 / 10)
     assert each(strategy="fsdp") == 4
+    pure = {"mixed_precision": "none"}
+    shared = ({"strategy": "ddp"}, {"strategy": "fsdp"}, {"zero_stage": 2})
+    assert [each(**settings, **pure) for settings in shared] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

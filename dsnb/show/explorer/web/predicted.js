@@ -24,11 +24,13 @@ class Predictions {
     return this.model.values(name, state)?.[this.model.runs + place] ?? this.figures[name]?.values[place] ?? NaN;
   }
 
-  // Its range by the mean error; the figure alone where the error is unknown.
+  // Its range; the figure alone where there is none, as where memory is tight.
   range(name, place, state) {
     const value = this.value(name, place, state);
-    const factor = 1 + (this.figures[name === "days" ? "tokens_per_s" : name]?.errors[place] || 0) / 100; // 0 where memory is tight
-    return [value / factor, value * factor];
+    const figure = this.figures[name === "days" ? "tokens_per_s" : name];
+    const low = figure?.low[place] || 1;
+    const high = figure?.high[place] || 1;
+    return name === "days" ? [value / high, value / low] : [value * low, value * high];
   }
 
   // The marks of what fits, or may fit, and has both figures. `offset` is that of a value of the colour along a setting.
@@ -53,13 +55,14 @@ class Predictions {
   note(state, marks) {
     const all = this.shown(state).length;
     if (!all) return "";
-    return `Hollow marks are predicted, not run: their lines are ± the mean error of such predictions. ${marks.length} of ${count(all, "predicted setting")} would fit and have both figures.`;
+    return `Hollow marks are predicted, not run: their lines are ranges that 80 % of such predictions keep, ± the mean error of memory. ${marks.length} of ${count(all, "predicted setting")} would fit and have both figures.`;
   }
 
   describe(place) {
     const lines = Object.values(this.figures).map(({ heading, texts }) => `${heading}: ${texts[place]}`);
     const outside = this.outside[place];
-    return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
+    const nearest = this.nearest[place];
+    return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(nearest ? [`nearest run: ${nearest}`] : []), ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
   // A sentence on the best predicted setting if it beats the best measured one; otherwise empty.
