@@ -562,6 +562,28 @@ def brief(run):
     return probe.main(run.dir)
 
 
+def added(run):
+    """Descend as `sgd`, and write how often gradients of inputs of split layers were added up in each step."""
+    counts, whole = [], tensor_parallel._AddGradients
+
+    class Counted(whole):
+        @staticmethod
+        def backward(ctx, gradient):
+            counts[-1] += 1
+            return whole.backward(ctx, gradient)
+
+    def step(train, batches):
+        counts.append(0)
+        trained = train(batches)
+        if worker.rank() == 0:
+            json_files.write_json(run.dir / "added.json", {"of_steps": counts})
+        return trained
+
+    sgd(run)
+    tensor_parallel._AddGradients = Counted
+    change_steps(step)
+
+
 def norms_of_gradients(run):
     """Descend as `sgd`, and write the norms of all gradients of parameters before each update, by name."""
     found = []

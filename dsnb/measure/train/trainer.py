@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsnb.measure.train.tensor_parallel import ShardedParts, copy_inputs, split_blocks
+from dsnb.measure.train.tensor_parallel import ShardedParts, share_inputs, split_blocks
 from dsnb.models import layout
 from dsnb.models.build import DTYPES, build
 from dsnb.models.compile import begin_graphs, compile_model
@@ -219,8 +219,7 @@ class FsdpTrainer(TorchTrainer):
         if self.experiment.tensor_parallel > 1:
             given = layout.block_arguments(model)
             self._partial = split_blocks(self.experiment, model, blocks(model), given)
-            if self.experiment.compile != "off":
-                copy_inputs(model)
+            share_inputs(blocks(model), given, self.experiment.compile != "off")
 
     def wrap(self, model: CausalLoss) -> Any:
         """Return the model with shards for weights, and hooks that gather them."""

@@ -273,6 +273,18 @@ def test_sharded_parts_of_layers_train_as_one_process(losses, expected, settings
     assert found == pytest.approx(curve, abs=PLAIN)
 
 
+def test_layers_that_read_one_input_add_up_its_gradient_once(trained, losses, expected):
+    """Llama's queries, keys and values, and its two layers of the MLP: twice in each of four blocks."""
+    settings = {"model": "llama-tiny", **SIX}
+    split = {**settings, **FSDP, **TP, "gpus": 2, **ACCUMULATED, **CHECKPOINTED}
+    of_step = {**settings, "micro_batch_size": 2}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step)
+    assert losses("added", **split) == pytest.approx(curve, abs=PLAIN)
+    _, run = trained("added", **split)
+    found = json_files.read_json(run.dir / "added.json")["of_steps"]
+    assert found == [2 * 2 * PRESETS["llama-tiny"].layers] * 6
+
+
 def test_gradients_of_whole_parameters_and_their_norm_are_those_of_one_process(trained, small):
     """Qwen 3's norms of each head are whole; each of two ranks computes a part of their gradients."""
     settings = {"model": "qwen3-tiny", "steps": 1, **CLIP}
