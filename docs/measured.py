@@ -29,6 +29,7 @@ from docs.code_blocks import ROOT
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
+from dsnb.prediction.speed_range import OTHERS
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import traces
 from dsnb.results.literature import tables
@@ -282,6 +283,14 @@ def ratio_table(errors: Mapping[str, object]) -> list[str]:
     ]  # type: ignore[arg-type]
 
 
+def ranges_table() -> list[str]:
+    """Return the table of ranges of other programs by GPU and place."""
+    lines = ["| GPU and place | settings | projects | from | to |", "|---|---|---|---|---|"]
+    for name, (settings, sources, low_pct, high_pct) in OTHERS.items():
+        lines.append(f"| {name} | {settings} | {sources} | {low_pct:+.1f} | {high_pct:+.1f} |")
+    return lines
+
+
 def peak_table() -> list[str]:
     """Return the table of errors of peak memory by kind."""
     rows = (
@@ -411,6 +420,7 @@ TABLES: dict[str, Rows] = {
     ),
     "elsewhere-tables": lambda: errors_table("table", prediction_errors.elsewhere()[0]),
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
+    "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
