@@ -1,4 +1,4 @@
-"""Settings that no data set has, measured beside their predictions: fewer bits on one GPU, and models of 7 to 8 billion on four.
+"""Settings that no data set has, beside their predictions: fewer bits on one GPU, 7 to 8 billion parameters on four.
 
 `python -m benchmarks.new_settings FOLDER GPU` adds the runs of a folder to `new_settings.csv`;
 without arguments it prints the table of docs/explanation/prediction_time_errors.md, predicted with
