@@ -79,6 +79,22 @@ def _named(layers: Mapping[str, Any], words: Iterable[str]) -> dict[str, Any]:
     return found
 
 
+def recast(model: Any) -> float:
+    """Return the inputs of a block's linear layers, each once, without the result of attention.
+
+    These are what norms and activations make: a compiler can make them again.
+    """
+    attention = layers_of(model, "attention")
+    outside: dict[int, set[int]] = {}
+    for number, block in enumerate(blocks(model)):
+        mine = {id(module) for module in block.modules()}
+        for name, layer in layers_of(model, "linear").items():
+            if id(layer) in mine and name not in attention:
+                outside.setdefault(number, set()).add(sizes(layer)[0])
+    numbers = sum(map(sum, outside.values())) / model.config.num_hidden_layers
+    return float(model.config.hidden_size + numbers)
+
+
 def counted(model: Any, targets: str) -> list[float]:
     """Return the linear layers that are adapted in a block, and the sum of their inputs and outputs."""
     layers = layers_of(model, targets)

@@ -258,6 +258,18 @@ def is_fitted(family: str) -> bool:
     return family in DEFAULT_COVERAGE.names[FAMILY]
 
 
+def _formats(experiment: Experiment) -> str:
+    """Return the number formats of a setting in words: the precision, and what differs from it."""
+    words = str(experiment.precision)
+    if experiment.mixed_precision == "none":
+        words = f"pure {words}"
+    if experiment.matmul == "fp8":
+        words += " with products in fp8"
+    if experiment.frozen_weights == "nf4":
+        words += " with frozen weights in NF4"
+    return words
+
+
 def _covered(
     experiment: Experiment, gpu: str, link: Link
 ) -> tuple[dict[str, str], dict[str, float]]:
@@ -280,7 +292,7 @@ def _covered(
         GPU: gpu,
         FAMILY: model.family,
         "strategy": sharing,
-        "precision": experiment.precision,
+        "precision": _formats(experiment),
         "mode of compilation": COMPILATION.get(experiment.compile, experiment.compile),
         "offload": experiment.offload,
         "optimizer": experiment.optimizer,

@@ -32,6 +32,7 @@ KNOWN_RATES = {
     "fp32_tflops": ("fp32",),
     "tf32_tflops": ("tf32", "fp32"),
     "half_tflops": ("bf16", "fp16"),
+    "fp8_tflops": ("fp8",),
 }
 """Precisions of a data sheet that a column has the rate of, the first that there is."""
 OF_A_FILE = ".csv"
@@ -53,6 +54,7 @@ class GpuSpec:
     nvlink_gb_per_s: NotNegative  # of all links to other GPUs of the node; 0 for none
     pcie_gb_per_s: Rate  # to host memory
     switched: bool = False  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
+    fp8_tflops: Rate | None = None  # of a GPU with products in fp8
     power_w: Positive | None = None  # its limit, for readers; rates are those of the boost clock
     product_gain: float = 1.0  # share of the nominal rate that training reaches, over H200's: of products and attention
     memory_gain: float = 1.0  # ... and of the memory; 1 where no run of ours tells
@@ -61,6 +63,14 @@ class GpuSpec:
         """Return the dense peak rate in FLOP/s."""
         column = precision if precision in {"fp32", "tf32"} else "half"
         return float(getattr(self, f"{column}_tflops") * 1e12)
+
+    def fp8_flops(self) -> float:
+        """Return the dense peak rate of products in fp8 in FLOP/s; raise SettingsError for a GPU without them."""
+        if self.fp8_tflops is None:
+            raise SettingsError(
+                f"matmul is 'fp8': {self.name} has no such products by its data sheet; use 'auto'"
+            )
+        return self.fp8_tflops * 1e12
 
 
 COLUMNS = [name for name in GpuSpec.__dataclass_fields__ if not name.endswith("_gain")]

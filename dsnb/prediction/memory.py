@@ -17,7 +17,7 @@ from dsnb.base.system.hardware import GIB
 from dsnb.prediction import tuned
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.traces import MemoryTrace
-from dsnb.prediction.work import quantized_parameters
+from dsnb.prediction.work import quantized_parameters, recomputed_share
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.framework_defaults import ZERO, zero_number
 from dsnb.settings.strategies import load
@@ -102,6 +102,8 @@ def untraced(experiment: Experiment, likely: bool) -> MemoryTrace:
 def _of_ranks(experiment: Experiment, trace: MemoryTrace) -> list[MemoryTrace]:
     """Return the traces of the ranks that differ: the first and last stage of a pipeline, else one."""
     split = _split_by_tensor_parallel(experiment, trace)
+    if experiment.matmul == "fp8" and experiment.compile != "off":
+        split = _recast_in_fp8(experiment, split)
     stages = experiment.pipeline_parallel
     if stages == 1:
         return [split]
@@ -132,6 +134,25 @@ def _split_by_tensor_parallel(experiment: Experiment, trace: MemoryTrace) -> Mem
         dropout=experiment.dropout > 0,
     )
     less = (1 - 1 / experiment.tensor_parallel) * max(0.0, trace.kept - replicated)
+    return _kept_less(trace, less)
+
+
+def _recast_in_fp8(experiment: Experiment, trace: MemoryTrace) -> MemoryTrace:
+    """Return the trace without what compiled blocks with products in fp8 make again instead of keeping it.
+
+    A product in half precision keeps its input, which is a result of norms or activations; scaled
+    to fp8, the compiler keeps what that is made from. Autocast has norms in fp32 besides.
+    """
+    model = shape(experiment.model)
+    each = experiment.numbers.computed_bytes * model.recast
+    if experiment.numbers.casts_weights:
+        each += 4.0 * model.hidden
+    blocks = trace.layers * (1 - recomputed_share(experiment))
+    return _kept_less(trace, each * experiment.micro_batch_tokens * blocks)
+
+
+def _kept_less(trace: MemoryTrace, less: float) -> MemoryTrace:
+    """Return a trace whose blocks keep fewer bytes."""
     # The activations of blocks shrink as their gradients are computed; frozen weights outside of
     # blocks have none.
     of_blocks = trace.trainable
@@ -168,7 +189,8 @@ class Engine:
         self.frozen = (trace.parameters - trace.trainable) * of_rank  # elements, by LoRA
         self.accumulates = experiment.grad_accum > 1
         self.offloaded = experiment.offload.partition("-")[0]  # `none`, `optimizer` or `all`
-        self.states = _states(self, _moments(experiment, trace) * of_rank)
+        moments = _moments(experiment, trace, self.numbers.state_bytes)
+        self.states = _states(self, moments * of_rank)
         strategy = experiment.parallel_strategy
         given = experiment.deepspeed.get("zero_optimization.reduce_bucket_size")
         self.bucket = self.width * float(given or strategy.bucket_elements(experiment))
@@ -213,9 +235,8 @@ def _states(engine: Engine, moments: float) -> MemoryParts:
     return MemoryParts(weights=weights, optimizer=optimizer, buffers=buffers)
 
 
-def _moments(experiment: Experiment, trace: MemoryTrace) -> float:
-    """Return the bytes of the optimizer's moments."""
-    width = experiment.numbers.state_bytes
+def _moments(experiment: Experiment, trace: MemoryTrace, width: int) -> float:
+    """Return the bytes of the optimizer's moments, of `width` bytes each unless they are quantized."""
     if experiment.optimizer == "muon":  # matrices of blocks have one moment, everything else two
         return width * (2 * trace.trainable - trace.layers * trace.of_block)
     if experiment.optimizer == "adamw-8bit":

@@ -303,7 +303,6 @@ def is_covered(experiment: Experiment) -> bool:
     return (
         experiment.compile != "deepcompile"
         and experiment.zeropp == "none"
-        and experiment.matmul == "auto"
         and not experiment.offload.endswith("nvme")
         and set(experiment.deepspeed) <= READ_KEYS
         and bool(facts(experiment.model).get("family"))

@@ -97,6 +97,8 @@ class Counts:
     """Of each block: heads x head size, window, heads."""
     targets: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """`linear` and `adapted` of the layers that other values of `lora_targets` mean."""
+    recast: float = 0.0
+    """Inputs of a block's linear layers, each once, that norms and activations make."""
     largest: float = 0.0
     """Weights of a block's largest linear layer."""
     projections: float = 0.0
@@ -266,6 +268,7 @@ def _of_shape(model: Shape) -> Counts:
         linear=family["linear"],
         adapted=lora_parameters(1, h, 1, fused=model.family != "opt"),
         targets=targets,
+        recast=family["recast"] * h,
         largest=4 * h * h,
         tensors=family["tensors"],
         root_tensors=4,

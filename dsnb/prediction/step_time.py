@@ -22,7 +22,13 @@ from dsnb.base.formulas.memory import NF4
 from dsnb.prediction import gpus, tuned
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.work import quantized_parameters, recomputed_share, trained_parameters, work
+from dsnb.prediction.work import (
+    WORK,
+    quantized_parameters,
+    recomputed_share,
+    trained_parameters,
+    work,
+)
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
@@ -155,6 +161,9 @@ def count_step(
     if experiment.precision == "tf32":
         peak_flops /= STEP.tf32_products
     counts = work(experiment, masked) | traffic(experiment) | routes(experiment, gpu, link)
+    in_fp8 = counts.pop("fp8_flops")
+    if in_fp8:
+        counts["matmul_flops"] += in_fp8 * peak_flops / (gpu.fp8_flops() * WORK.fp8_efficiency)
     (attention_gain,) = ATTENTION_GAINS.get(gpu.name, [1.0])
     counts["matmul_flops"] += counts.pop("fp32_flops") * peak_flops / gpu.peak_flops("fp32")
     return StepCounts(
@@ -167,10 +176,6 @@ def count_step(
 
 def check(experiment: Experiment, link: Link) -> None:
     """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
-    if experiment.matmul == "fp8":
-        raise SettingsError(
-            "matmul is 'fp8': neither its time nor its memory can be predicted; measure it"
-        )
     link.check(experiment.gpus, link.nodes(experiment))
 
 
@@ -179,14 +184,16 @@ def traffic(experiment: Experiment) -> dict[str, float]:
 
     Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019,
     arXiv:1909.08053). DeepSpeed's layers reduce the gradient of each input, also of OPT's queries,
-    keys and values, which share one.
+    keys and values, which share one; with FSDP they do it together.
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)
     undivided = model.parameters - model.layers * model.weights
     # Weights of 4 bits are gathered as such.
-    sent_less = 1 - NF4 / experiment.numbers.computed_bytes
-    parameters = model.parameters - sent_less * quantized_parameters(experiment)
+    parameters = model.parameters
+    if experiment.frozen_weights == "nf4":  # weights of 4 bits are gathered as such
+        less = 1 - NF4 / experiment.numbers.computed_bytes
+        parameters -= less * quantized_parameters(experiment)
     size = ModelSize(parameters, trained, model.layers, model.hidden, model.family, undivided)
     sent = dict(vars(experiment.parallel_strategy.traffic(experiment, size)))
     sent |= _offload_traffic(experiment, size)
@@ -194,7 +201,8 @@ def traffic(experiment: Experiment) -> dict[str, float]:
     hidden_states = tokens * model.hidden * experiment.numbers.computed_bytes
     ranks = experiment.tensor_parallel
     if ranks > 1:
-        of_block = model.linear + 2 * recomputed_share(experiment)
+        of_passes = 4 if experiment.parallel_strategy.shares_split_inputs else model.linear
+        of_block = of_passes + 2 * recomputed_share(experiment)
         blocks = model.layers / experiment.pipeline_parallel
         reductions = experiment.grad_accum * of_block * blocks
         sent["tensor_all_reduce"] = reductions * hidden_states * 2 * (ranks - 1) / ranks

@@ -103,18 +103,26 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     kernels += step.forward.cast_kernels * (1 + again) + step.backward.cast_kernels
 
     flops, operand_bytes = _block_products(step)
+    in_fp8 = 0.0
+    casts = 0.0
+    if experiment.matmul == "fp8":
+        in_fp8 = flops
+        casts = _fp8_casts(step)
+        operand_bytes *= WORK.fp8_operands
+        kernels += _fp8_kernels(step)
     in_fp32 = 0.0
     if numbers.casts_weights:  # nothing casts the weights of experts: they are multiplied in fp32
         in_fp32 = flops * model.grouped / model.weights
-    block_flops = layers * (flops - in_fp32 + attention.product_flops)
+    block_flops = layers * (flops - in_fp32 - in_fp8 + attention.product_flops)
     head_flops, unaligned_flops, head_bytes = _output_layer(step)
 
     block_bytes = (1 + again) * step.forward.bytes + step.backward.bytes + _adapter_bytes(step)
     moved = layers * (block_bytes * tokens + attention.bytes) + head_bytes + _weight_traffic(step)
     if step.kind == "compiled":
         moved *= WORK.compiled_traffic
-    # Weights of 4 bits are made again for each pass.
-    moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
+    if experiment.frozen_weights == "nf4":  # made again for each pass
+        moved += (2 + again) * quantized_parameters(experiment) * (NF4 + numbers.computed_bytes)
+    moved += layers * casts
     embedded = 6 * model.hidden * tokens * (numbers.computed_bytes + numbers.stream_bytes)
     inputs = 0.0
     if experiment.checkpoint_offload:
@@ -124,6 +132,7 @@ def work(experiment: Experiment, masked: bool = False) -> dict[str, float]:
     average_stage = layers * flops + head_flops / stages
     return {
         "matmul_flops": count * (block_flops + head_flops - unaligned_flops),
+        "fp8_flops": count * layers * in_fp8,
         "fp32_flops": count * layers * in_fp32 * WORK.grouped_in_fp32,
         "matmul_bytes": count * layers * operand_bytes,
         "unaligned_flops": count * unaligned_flops,
@@ -161,6 +170,33 @@ def _block_products(step: _Step) -> tuple[float, float]:
         (2 + again) * forward_flops + (3 + again) * adapter_flops,
         (2 + again) * operand_bytes + (3 + again) * adapter_bytes,
     )
+
+
+def _fp8_kernels(step: _Step) -> float:
+    """Return the kernels of a block that scale and cast operands of products in fp8: three tensors, and some twice."""
+    each = WORK.fp8_kernels if step.kind == "compiled" else WORK.fp8_eager_kernels
+    return float(each * step.model.linear * (3 + step.again) / 3)
+
+
+def _fp8_casts(step: _Step) -> float:
+    """Return the bytes of a block that scaling and casting move in a micro-batch.
+
+    An operand is read twice, for its largest number and to be cast, and written; the products of
+    the weight's gradient need both of theirs transposed, byte by byte. Weights are cast for each
+    pass. What norms make is read in the format of the residual stream. Not compiled, each operation
+    is a kernel.
+    """
+    model = step.model
+    inputs = 2 * step.numbers.stream_bytes + 1
+    results = 2 * step.numbers.computed_bytes + 1
+    transposed = 2 * WORK.fp8_transposes
+    each = (inputs * (1 + step.again) + results) / 2 + transposed
+    weight = 2 * step.numbers.stream_bytes + 1
+    tokens = step.experiment.micro_batch_tokens
+    moved = each * model.numbers * tokens + weight * (2 + step.again) * model.held
+    if step.kind != "compiled":
+        moved *= WORK.fp8_eager_bytes
+    return float(moved)
 
 
 def _adapter_bytes(step: _Step) -> float:
@@ -344,6 +380,8 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
     forward = step.forward
     backward = step.backward
     kernels = forward.kernels + backward.kernels + kernels_of_attention
+    if experiment.matmul == "fp8":
+        kernels += _fp8_kernels(step)
     casts = LAUNCHES.cast * (forward.cast_kernels * (1 + again) + backward.cast_kernels)
     is_compiled = step.kind == "compiled"
     of_block = 0.0

@@ -103,11 +103,11 @@ def test_several_nodes_need_a_network():
     assert Link(network_gb_per_s=1).check(16, 2) is None
 
 
-def test_fp8_is_not_predicted():
+def test_products_in_fp8_need_a_gpu_that_has_them():
     fp8 = TINY.model_copy(update={"matmul": "fp8"})
-    words = "matmul is 'fp8': neither its time nor its memory can be predicted; measure it"
-    assert refusal(lambda: dsnb.predict([fp8], "H200")) == words
-    assert step_time.check(TINY, Link()) is None
+    words = "matmul is 'fp8': A100 has no such products by its data sheet; use 'auto'"
+    assert refusal(lambda: dsnb.predict([fp8], "A100")) == words
+    assert step_time.problem(fp8, "H200", "nvlink") == ""
 
 
 @pytest.mark.parametrize("given", [0, -1.0, math.inf, math.nan])
@@ -182,8 +182,8 @@ def test_settings_of_which_none_is_valid():
 
 def test_settings_of_which_none_can_be_predicted():
     fp8 = TINY.model_copy(update={"matmul": "fp8"})
-    words = "matmul is 'fp8': neither its time nor its memory can be predicted; measure it"
-    target = Target("H200")
+    words = "matmul is 'fp8': A100 has no such products by its data sheet; use 'auto'"
+    target = Target("A100")
     assert refusal(lambda: target.predictable([fp8, fp8])) == words
     assert target.predictable([fp8, TINY]) == [TINY]
 

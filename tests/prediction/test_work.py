@@ -384,6 +384,20 @@ def test_adapters_of_some_layers_are_fewer_in_every_count():
         SMALL.adapters("attention")
 
 
+def test_products_in_fp8_are_counted_apart_with_their_casts(small):
+    """Operands are read twice and written as a byte, and two of three transposed; a kernel casts and scales each."""
+    exact, rounded = (
+        small(strategy="fsdp", compile="default", matmul=each) for each in ("auto", "fp8")
+    )
+    assert rounded.fp8_flops == exact.matmul_flops - rounded.matmul_flops > 0
+    assert exact.fp8_flops == 0
+    assert rounded.matmul_bytes == 0.75 * exact.matmul_bytes
+    eager, cast = (small(strategy="fsdp", matmul=each) for each in ("auto", "fp8"))
+    more = rounded.elementwise_bytes - exact.elementwise_bytes
+    assert cast.elementwise_bytes - eager.elementwise_bytes > 2 * more > 0
+    assert cast.kernels > rounded.kernels > exact.kernels
+
+
 def test_weights_of_4_bits_are_made_again_for_each_pass():
     """A weight is read with 4.127 bits and written with 16, twice, and once more where blocks are recomputed."""
     common = {"model": "gpt2", "strategy": "plain", "lora_rank": 8}

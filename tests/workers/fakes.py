@@ -249,8 +249,7 @@ def dequantized(run):
         quantized.reveal_torchao(experiment)
         for block in parts.blocks(model):
             for layer in filter(quantized.fits_nf4, block.modules()):
-                small = quantized.Nf4Linear(layer)
-                bits = (small.weight, small.scales, small.factors, small.mean, small.table)
+                bits = quantized.Nf4Linear(layer).bits()
                 layer.weight = torch.nn.Parameter(quantized.dequantized(*bits))
 
     build.quantize_blocks = quantize
@@ -560,6 +559,28 @@ def brief(run):
     """Measure each message size for a tenth of the time."""
     probe.SIZE_LIMIT_S = 0.05
     return probe.main(run.dir)
+
+
+def added(run):
+    """Descend as `sgd`, and write how often gradients of inputs of split layers were added up in each step."""
+    counts, whole = [], tensor_parallel._AddGradients
+
+    class Counted(whole):
+        @staticmethod
+        def backward(ctx, gradient):
+            counts[-1] += 1
+            return whole.backward(ctx, gradient)
+
+    def step(train, batches):
+        counts.append(0)
+        trained = train(batches)
+        if worker.rank() == 0:
+            json_files.write_json(run.dir / "added.json", {"of_steps": counts})
+        return trained
+
+    sgd(run)
+    tensor_parallel._AddGradients = Counted
+    change_steps(step)
 
 
 def norms_of_gradients(run):

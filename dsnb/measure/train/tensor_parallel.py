@@ -5,6 +5,7 @@ norm over all parameters counts whole ones once and adds up the parts of the oth
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -55,19 +56,81 @@ def split_blocks(
     return split.split(of_model, given, group, cut)
 
 
-def copy_inputs(model: nn.Module) -> None:
-    """Let layers that are split by columns read copies of their inputs, inside compiled blocks.
+def share_inputs(
+    of_model: Sequence[nn.Module], given: Sequence[layout.Arguments], compiled: bool
+) -> None:
+    """Let split layers that read one input, such as queries, keys and values, add up its gradient once.
 
-    Where such a layer reads a block's input (OLMo 2), torch's compiler fails: FSDP's hook returns
-    the input as it is, and so does AutoTP's autograd function.
+    AutoTP adds it up for each of them: five times in a block of Llama, where twice is enough
+    (Shoeybi et al. 2019).
     """
+    for first, *others in layout.kinds(of_model).values():
+        readers = list(_readers(of_model[first], given[first]))
+        for number in (first, *others):
+            for names in readers:
+                _share([of_model[number].get_submodule(name) for name in names], compiled)
 
-    def copied(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return inputs[0].clone(), *inputs[1:]
 
-    for module in model.modules():
-        if isinstance(module, LinearLayer):
-            module.register_forward_pre_hook(copied)
+def _readers(block: nn.Module, arguments: layout.Arguments) -> Iterable[list[str]]:
+    """Return the names of a block's layers that are split by columns, those that read one tensor together."""
+    inputs: list[Tensor] = []  # also keeps them alive, so that no two are at one address
+    names: dict[int, list[str]] = {}
+    positional, named = arguments
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(layout.evaluating(block))
+        for name, module in block.named_modules():
+            if not isinstance(module, LinearLayer):
+                continue
+
+            def note(_: nn.Module, given: tuple[Tensor, ...], name: str = name) -> None:
+                inputs.append(given[0])
+                names.setdefault(id(given[0]), []).append(name)
+
+            stack.callback(module.register_forward_pre_hook(note).remove)
+        block(*positional, **named)
+    return names.values()
+
+
+def _share(layers: Sequence[Any], compiled: bool) -> None:
+    """Let layers that are called one after the other read one tensor, whose gradient is added up.
+
+    Compiled blocks read a copy, which the compiler drops: it fails where an autograd function
+    returns a block's input as it is (OLMo 2), because FSDP's hook has done the same.
+    """
+    group = layers[0].mp_group
+    shared: list[Tensor] = []
+
+    def take(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        whole = inputs[0].clone() if compiled else inputs[0]
+        shared[:] = [_AddGradients.apply(whole, group)]  # type: ignore[no-untyped-call]
+
+    def read(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return shared[0], *inputs[1:]
+
+    def leave(*_: Any) -> None:
+        shared.clear()
+
+    layers[0].register_forward_pre_hook(take)
+    for layer in layers:
+        layer.mp_group = None
+        layer.register_forward_pre_hook(read)
+    layers[-1].register_forward_hook(leave)
+
+
+class _AddGradients(torch.autograd.Function):
+    """Return a tensor as it is; its gradient is the sum of those of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Any) -> Tensor:  # type: ignore[override]
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
 
 
 class ShardedParts:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from dsnb.models.adapters import counted, is_linear, sizes
+from dsnb.models.adapters import counted, is_linear, recast, sizes
 from dsnb.models.attention import CAUSAL, mask_beyond_causal
 from dsnb.models.build import build_on_meta, model_config
 from dsnb.models.observe.experts import expert_modules
@@ -93,6 +93,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         "linear": len(linear) / layers,
         "adapted": sum(map(sum, map(sizes, linear))) / layers,
         "targets": _targets(model),
+        "recast": _recast(model),
         "largest": max((module.weight.numel() for module in linear), default=0),
         **dict(zip(large.products, products, strict=True)),
         "experts": sum(_elements(module.parameters()) for module in experts) / layers,
@@ -134,6 +135,12 @@ def _targets(model: Any) -> dict[str, list[float]]:
         with suppress(ValueError):
             found[targets] = counted(model, targets)
     return found
+
+
+def _recast(model: Any) -> float:
+    with suppress(ValueError):
+        return recast(model)
+    return 0.0
 
 
 def _elements(parameters: Any) -> int:

@@ -16,7 +16,7 @@ HALF = memory.HALF
 FULL = "fp32"
 USED_BY = {
     "offload": ": offload is ZeRO's; use strategy 'deepspeed'",
-    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed' or 'fsdp'",
+    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed', 'fsdp' or 'plain'",
     "pipeline_parallel": ": pipelines are DeepSpeed's; use strategy 'deepspeed'",
     "deepspeed": ": these are keys of DeepSpeed's configuration; use strategy 'deepspeed'",
     "grad_accum_dtype": (": torch accumulates in the weights' format; use strategy 'deepspeed'"),
@@ -163,6 +163,8 @@ class Strategy:
     """Whether `mixed_precision` matters: otherwise half precision is always autocast."""
     has_masters: bool = False
     """Whether native half precision trains weights in half precision, with copies in fp32."""
+    shares_split_inputs: bool = False
+    """Whether split layers that read one input add up its gradient together: queries, keys and values."""
     wraps_blocks: bool = False
     """Whether each block is wrapped and has hooks."""
     splits_graphs: bool = False
@@ -228,6 +230,8 @@ class Strategy:
         has_adapters = s.lora_rank > 0
         casts_weights = autocast and not has_adapters
         in_fp32 = self.accumulates_in_fp32(s)
+        computed_bytes = width(computed)
+        trained_bytes = computed_bytes if trains_half else 4
         trained = computed if trains_half else FULL
         built = computed if trains_half or has_adapters else FULL
         return Numbers(
@@ -240,11 +244,11 @@ class Strategy:
             built=built,
             forward=computed if natively_half else built,
             trained=trained,
-            computed_bytes=width(computed),
-            stream_bytes=width(FULL if casts_weights else computed),
-            trained_bytes=width(trained),
-            accumulated_bytes=width(FULL if in_fp32 else trained),
-            state_bytes=width(computed if is_pure else FULL),
+            computed_bytes=computed_bytes,
+            stream_bytes=4 if casts_weights else computed_bytes,
+            trained_bytes=trained_bytes,
+            accumulated_bytes=4 if in_fp32 else trained_bytes,
+            state_bytes=2 if is_pure else 4,
         )
 
     def accumulates_in_fp32(self, s: Any) -> bool:

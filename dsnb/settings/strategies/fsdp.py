@@ -21,6 +21,7 @@ class Fsdp(Strategy):
     simplicity = 3
     settings = frozenset({"reduce_gradients", "gathered_weights", "shard_size", "tensor_parallel"})
     why_no_zero = "FSDP shards everything by itself"
+    shares_split_inputs = True
     wraps_blocks = True
     gathers_per_micro_batch = 2
     """Passes for which weights are gathered, unless they are kept."""

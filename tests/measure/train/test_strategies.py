@@ -165,6 +165,11 @@ def expected(small):
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
         ("llama-tiny", {"gpus": 4, **TP, "zero_stage": 1, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
         ("qwen3-tiny", {**TP, "zero_stage": 0, **TWICE, **CLIP}),
+        ("llama-tiny", {**TP, "strategy": "plain", **TWICE, **CLIP, **CHECKPOINTED}),
+        (
+            "gpt2-tiny",
+            {**TP, "strategy": "plain", "compile": "default", "micro_batch_size": 4, **CLIP},
+        ),
         (
             "llama-tiny",
             {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED},
@@ -271,6 +276,18 @@ def test_sharded_parts_of_layers_train_as_one_process(losses, expected, settings
     curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step, **same)
     found = losses("sgd", **{**SIX, **FSDP, **TP, "micro_batch_size": 2, **settings})
     assert found == pytest.approx(curve, abs=PLAIN)
+
+
+def test_layers_that_read_one_input_add_up_its_gradient_once(trained, losses, expected):
+    """Llama's queries, keys and values, and its two layers of the MLP: twice in each of four blocks."""
+    settings = {"model": "llama-tiny", **SIX}
+    split = {**settings, **FSDP, **TP, "gpus": 2, **ACCUMULATED, **CHECKPOINTED}
+    of_step = {**settings, "micro_batch_size": 2}
+    curve = expected(lambda weights: torch.optim.SGD(weights, 0.1), **of_step)
+    assert losses("added", **split) == pytest.approx(curve, abs=PLAIN)
+    _, run = trained("added", **split)
+    found = json_files.read_json(run.dir / "added.json")["of_steps"]
+    assert found == [2 * 2 * PRESETS["llama-tiny"].layers] * 6
 
 
 def test_gradients_of_whole_parameters_and_their_norm_are_those_of_one_process(trained, small):
