@@ -74,6 +74,7 @@ class _Step:
         self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
         self.layers = model.layers / stages
         self.again = recomputed_share(experiment)
+        self.multiplied_again = self.again if experiment.whole_every else 0.0
         self.forward, self.backward = model.passes(experiment, kind)
         self.masked = masked or (kind != "eager" and not model.maskless)
 
@@ -154,7 +155,7 @@ def _block_products(step: _Step) -> tuple[float, float]:
     A frozen weight has no weight gradient, its adapters have both (Hu et al. 2021).
     """
     model = step.model
-    again = step.again
+    again = step.multiplied_again
     tokens = step.experiment.micro_batch_tokens
     split = step.experiment.tensor_parallel
     width = step.numbers.computed_bytes
@@ -261,7 +262,8 @@ def _attention(step: _Step) -> _Attention:
         for block_width, window, heads in model.attention:
             (times,) = HEAD_TIMES.get(str(round(block_width / heads)), [1.0])
             width += block_width * times * _seen(step, window)
-        flops = (2 * (1 + again) + 5) * 2.0 * queries * width / model.layers
+        passes = 1 + step.multiplied_again
+        flops = (2 * passes + 5) * 2.0 * queries * width / model.layers
         return _Attention(kernels=2, fused_flops=flops)
     forward, backward = SCORE_BYTES[step.kind]
     if model.capped and step.kind == "eager":
@@ -402,6 +404,7 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
         of_block += LAUNCHES.modules + LAUNCHES.kernel * (kernels + casts)
         recomputed_kernels = LAUNCHES.recomputed_kernel * forward.kernels
         of_block += again * (LAUNCHES.recomputed_block + recomputed_kernels)
+        of_block += LAUNCHES.kept_kernel * (again - step.multiplied_again) * forward.kernels
     launches = step.layers * of_block + WORK.outside_kernels
     if is_compiled and strategy.splits_graphs and experiment.gpus > 1:
         buckets = step.trained / strategy.bucket_elements(experiment)
@@ -414,8 +417,13 @@ def _step_launches(step: _Step) -> float:
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's
     (DeepSpeed 0.19.8, `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient
-    all the same.
+    all the same. 8-bit AdamW calls a compiled function for each tensor, through FSDP's wrapper.
     """
+    if step.experiment.optimizer == "adamw-8bit":
+        each = LAUNCHES.adamw_8_bit
+        if step.strategy.wraps_blocks:
+            each += LAUNCHES.adamw_8_bit_sharded
+        return float(each * step.tensors)
     if not step.strategy.is_deepspeed or not step.experiment.zero_stage:
         return 0.0
     moved = step.strategy.reductions(step.experiment)
@@ -430,8 +438,8 @@ def _host_parameters(step: _Step) -> float:
     flat buffers, but take norms of each tensor of the rank's partition, and search it in half
     precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
     Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
-    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. 8-bit AdamW calls a
-    compiled function for each tensor.
+    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. Kernels of 8-bit AdamW
+    are shorter than the compiled calls that start them (`_step_launches`).
     """
     experiment = step.experiment
     is_deepspeed = step.strategy.is_deepspeed
@@ -443,7 +451,7 @@ def _host_parameters(step: _Step) -> float:
     elif is_deepspeed and stage == 3:
         weight = TENSORS.zero_3
     elif is_deepspeed:
-        checked = TENSORS.flat_with_norms + TENSORS.overflow_search * has_masters
+        checked = TENSORS.flat_with_norms + TENSORS.overflow_search * step.numbers.natively_half
         flat = checked if experiment.gradient_checks == "on" else TENSORS.flat
         weight = flat / experiment.data_parallel
     if experiment.optimizer == "adafactor" and not (is_deepspeed and stage):

@@ -40,6 +40,11 @@ def test_products_are_six_flops_a_weight_and_token():
     ):  # a forward pass of the recomputed blocks
         again = work(activation_checkpointing=True, checkpoint_every=every).matmul_flops
         assert again - plain == pytest.approx(2 * BLOCKS * TOKENS * share)
+    cheap = {"activation_checkpointing": True, "checkpoint_ops": "cheap"}
+    whole, kept = work(activation_checkpointing=True), work(**cheap)
+    assert kept.matmul_flops == plain
+    assert kept.attention_flops == work().attention_flops < whole.attention_flops
+    assert kept.elementwise_bytes == whole.elementwise_bytes > work().elementwise_bytes
     split = work(tensor_parallel=2, gpus=2).matmul_flops
     assert split - 6 * HEAD * TOKENS == pytest.approx((plain - 6 * HEAD * TOKENS) / 2)
 
@@ -94,7 +99,9 @@ def test_tensors_that_a_step_waits_for():
     assert waits(zero_stage=1, gpus=4) == pytest.approx(
         waits(zero_stage=1) / 4
     )  # those of a partition
-    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) > 1
+    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) == module.TENSORS.adamw_8_bit
+    pure = {"zero_stage": 1, "mixed_precision": "none"}  # gradients in half precision are searched
+    assert waits(**pure) == waits(zero_stage=1) > waits(zero_stage=1, precision="fp32")
     assert (
         waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0
     )  # adapters in fp32 do not overflow
@@ -148,7 +155,7 @@ def test_launches_are_those_of_narrow_models_on_a_gpu():
 ROUND = {
     "WORK": {"attention_tile": 8, "compiled_traffic": 0.5, "adapter_kernels": 7, "outside_kernels": 1000},
     "LAUNCHES": {
-        "kernel": 1, "modules": 100, "recomputed_kernel": 2, "recomputed_block": 20, "adapter": 12,
+        "kernel": 1, "modules": 100, "recomputed_kernel": 2, "recomputed_block": 20, "kept_kernel": 7, "adapter": 12,
         "compiled_adapter": 6, "hook": 3, "idle_hook": 1, "cast": 0.5, "split": 40, "tensor_reduction": 8,
         "compiled_block": 12, "recomputed_compiled_block": 30, "fsdp_block": 64, "cuda_graphs": 5,
     },
@@ -355,6 +362,16 @@ def test_bytes_of_the_update_on_the_gpu(small, settings, each):
     assert small(**settings).optimizer_bytes == pytest.approx(1000 * each)
 
 
+def test_moments_of_8_bits_cost_launches_for_each_tensor():
+    tensors = 24 * 16 + 4
+    for sharing, each in (
+        ({"strategy": "plain"}, module.LAUNCHES.adamw_8_bit),
+        ({"strategy": "fsdp"}, module.LAUNCHES.adamw_8_bit + module.LAUNCHES.adamw_8_bit_sharded),
+    ):
+        usual, eighth = (work(**sharing, optimizer=name) for name in ("adamw", "adamw-8bit"))
+        assert eighth.host_launches - usual.host_launches == pytest.approx(each * tensors)
+
+
 def test_adapters_of_some_layers_are_fewer_in_every_count():
     """GPT-2 makes queries, keys and values in one layer of h x 3h, and attention's output in one of h x h."""
     h, layers = 768, 12
@@ -415,6 +432,7 @@ def test_weights_of_4_bits_are_made_again_for_each_pass():
     [
         ({}, 100 + 20 + 30 + 2),
         (AGAIN, 152 + 20 + 2 * 20),
+        ({**AGAIN, "checkpoint_ops": "cheap"}, 152 + 20 + 2 * 20 + 7 * 20),
         (AUTOCAST, 100 + 50 + 2 + 0.5 * 10),  # 6 + 4 kernels are casts
         ({**AUTOCAST, **AGAIN}, 157 + 20 + 2 * 20 + 0.5 * 6),
         ({"lora_rank": 1}, 152 + 12 * 3),
