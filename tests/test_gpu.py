@@ -24,6 +24,8 @@ pytestmark = [
 TWO_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 2, reason="needs two GPUs")
 FOUR_GPUS = pytest.mark.skipif(len(hardware.gpus()) < 4, reason="needs four GPUs")
 profiling = lazy.Module("dsnb.measure.train.profiling")
+quantized = lazy.Module("dsnb.models.quantized")
+torch = lazy.Module("torch")
 ON_GPU = {"device": "cuda", "gpus": 1, "steps": 8, "warmup_steps": 2}
 
 
@@ -77,13 +79,25 @@ def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses,
     ],
     ids=str,
 )
-def test_frozen_weights_of_4_bits_are_made_again_by_a_compiled_kernel(losses, sharing):
+def test_frozen_weights_of_4_bits_train_as_in_full_on_a_gpu(losses, sharing):
     """A CPU makes them again operator by operator."""
     settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-2}
     settings |= {"lora_rank": 8, "frozen_weights": "nf4"}
     in_full = losses("dequantized", **settings, strategy="plain")
     assert losses(**settings, **sharing) == pytest.approx(in_full, abs=2e-2)
     assert in_full[-1] < in_full[0] - 0.1
+
+
+def test_weights_of_4_bits_are_made_again_bit_by_bit_by_one_kernel_for_all_shapes(small):
+    quantized.reveal_torchao(small(strategy="plain"))
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for outputs, inputs in ((256, 256), (1024, 128), (128, 512)):
+        layer = torch.nn.Linear(inputs, outputs, device="cuda", dtype=torch.bfloat16)
+        bits = quantized.Nf4Linear(layer).bits()
+        for autocast in (False, True):
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                assert torch.equal(quantized.compiled(*bits), quantized.dequantized(*bits))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
 
 
 @pytest.mark.parametrize(
@@ -452,8 +466,6 @@ def test_times_memory_and_energy_are_those_of_the_timed_steps(run_small):
 
 @pytest.mark.parametrize("norm", [None, "float32", "float64", "bfloat16"])
 def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
-    import torch
-
     from dsnb.measure.train.meter import Meter
 
     device = torch.device("cuda")

@@ -104,6 +104,10 @@ def check_nf4(experiment: Experiment, model: Any) -> None:
 class Nf4Linear(nn.Linear):
     """A linear layer with a frozen weight of 4 bits; its tensors hold bits in the format of the weight."""
 
+    factors: Tensor
+    mean: Tensor
+    table: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
         from torchao.quantization import to_nf4
 
@@ -126,9 +130,12 @@ class Nf4Linear(nn.Linear):
         kind = inputs.device.type
         if torch.is_autocast_enabled(kind):
             inputs = inputs.to(torch.get_autocast_dtype(kind))
-        bits = (self.weight, self.scales, self.factors, self.mean, self.table)
-        result: Tensor = _Product.apply(inputs, self.bias, *bits)  # type: ignore[no-untyped-call]
+        result: Tensor = _Product.apply(inputs, self.bias, *self.bits())  # type: ignore[no-untyped-call]
         return result
+
+    def bits(self) -> tuple[Tensor, ...]:
+        """Return the tensors that `dequantized` takes."""
+        return self.weight, self.scales, self.factors, self.mean, self.table
 
 
 def frozen(bits: Tensor, stands_for: int) -> nn.Parameter:
@@ -155,15 +162,25 @@ class _Product(torch.autograd.Function):
 
 def made_again(*bits: Tensor) -> Tensor:
     """Return a weight of shape (outputs, inputs): on a GPU in one kernel, which is compiled at first."""
-    if bits[0].is_cuda and not torch.compiler.is_compiling():
-        made: Tensor = _compiled()(*bits)
-        return made
-    return dequantized(*bits)
+    if not bits[0].is_cuda or torch.compiler.is_compiling():
+        return dequantized(*bits)
+    return compiled(*bits)
+
+
+def compiled(*bits: Tensor) -> Tensor:
+    """Return the same weight from one kernel for all shapes, which torch would compile for each parameter's own.
+
+    It would also compile it again under autocast, and gives up after a few times without a word.
+    """
+    with torch.autocast(bits[0].device.type, enabled=False):
+        made: Tensor = _kernel()(*(one.detach() for one in bits))
+    return made
 
 
 @cache
-def _compiled() -> Any:
-    return torch.compile(dequantized, dynamic=False)
+def _kernel() -> Any:
+    exact: dict[str, Any] = {"emulate_precision_casts": True}  # otherwise it rounds less often
+    return torch.compile(dequantized, dynamic=True, options=exact)
 
 
 def dequantized(

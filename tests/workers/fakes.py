@@ -249,8 +249,7 @@ def dequantized(run):
         quantized.reveal_torchao(experiment)
         for block in parts.blocks(model):
             for layer in filter(quantized.fits_nf4, block.modules()):
-                small = quantized.Nf4Linear(layer)
-                bits = (small.weight, small.scales, small.factors, small.mean, small.table)
+                bits = quantized.Nf4Linear(layer).bits()
                 layer.weight = torch.nn.Parameter(quantized.dequantized(*bits))
 
     build.quantize_blocks = quantize

@@ -103,6 +103,17 @@ def test_the_update_is_what_changed_beyond_weight_decay(small, others, masters):
     assert nothing.changes(experiment, 2, CPU) == {"update_rms": None, "weights_moved": None}
 
 
+def test_pure_bf16_loses_the_decay_of_a_step(small, others):
+    """It is less than half a bit of a weight; a weight that changes by one has moved."""
+    pure = small(strategy="plain", precision="bf16", mixed_precision="none")
+    weight = torch.nn.Parameter(torch.ones(100, dtype=torch.bfloat16))
+    watch = over_ranks.WeightWatch(torch.optim.SGD([weight]))
+    others([[0.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]])
+    assert watch.changes(pure, 2, CPU)["weights_moved"] is False
+    weight.data[0] += 2**-7
+    assert watch.changes(pure, 2, CPU)["weights_moved"] is True
+
+
 def test_weights_that_are_not_finite_have_moved(small, others):
     weight = torch.nn.Parameter(torch.ones(2))
     watch = over_ranks.WeightWatch(torch.optim.SGD([weight]))

@@ -1,4 +1,4 @@
-"""Predictions of products in fp8 beside the two models that were measured with them."""
+"""Predictions of rare number formats: what no run of the fit has is said, and fp8 meets the two models measured."""
 
 import re
 
@@ -7,10 +7,29 @@ import pytest
 
 from benchmarks import prediction_errors
 from dsnb.prediction import traces
+from dsnb.prediction.accuracy import DEFAULT_COVERAGE
+from dsnb.prediction.gpus import Link
 from dsnb.prediction.memory import peak_memory
+from dsnb.settings.experiment import Experiment
 from tests import ROOT
 
+FITTED = "only bf16, fp16, fp32"
 PAGE = ROOT / "docs" / "explanation" / "prediction_time_errors.md"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mixed_precision": "none"}, "pure bf16"),
+        ({"matmul": "fp8"}, "bf16 with products in fp8"),
+        ({"lora_rank": 8, "frozen_weights": "nf4"}, "bf16 with frozen weights in NF4"),
+    ],
+)
+def test_formats_that_no_calibration_run_used_are_named(settings, words):
+    common = {"model": "opt-1.3b", "strategy": "plain", "seq_len": 1024, "device": "cuda"}
+    experiment = Experiment(**common, **settings)
+    (sentence,) = DEFAULT_COVERAGE.outside(experiment, "H200", Link())
+    assert sentence == f"no calibration run used precision {words}, {FITTED}"
 
 
 def test_step_times_are_as_well_predicted_as_the_page_says():
