@@ -417,8 +417,13 @@ def _step_launches(step: _Step) -> float:
 
     ZeRO 2 and 3 move every micro-batch's gradients into buckets, ZeRO 1 only the last one's
     (DeepSpeed 0.19.8, `reduce_ready_partitions_and_remove_grads`); a hook runs for each gradient
-    all the same.
+    all the same. 8-bit AdamW calls a compiled function for each tensor, through FSDP's wrapper.
     """
+    if step.experiment.optimizer == "adamw-8bit":
+        each = LAUNCHES.adamw_8_bit
+        if step.strategy.wraps_blocks:
+            each += LAUNCHES.adamw_8_bit_sharded
+        return float(each * step.tensors)
     if not step.strategy.is_deepspeed or not step.experiment.zero_stage:
         return 0.0
     moved = step.strategy.reductions(step.experiment)
@@ -433,8 +438,8 @@ def _host_parameters(step: _Step) -> float:
     flat buffers, but take norms of each tensor of the rank's partition, and search it in half
     precision, unless `gradient_checks` is off. ZeRO 3 partitions, takes norms and copies each.
     Adafactor waits for the norms of each tensor, unless ZeRO 1 or 2 has made them flat; at ZeRO 0
-    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. 8-bit AdamW calls a
-    compiled function for each tensor.
+    DeepSpeed's `FP16_UnfusedOptimizer` asks for the overflows of each as well. Kernels of 8-bit AdamW
+    are shorter than the compiled calls that start them (`_step_launches`).
     """
     experiment = step.experiment
     is_deepspeed = step.strategy.is_deepspeed
@@ -446,7 +451,7 @@ def _host_parameters(step: _Step) -> float:
     elif is_deepspeed and stage == 3:
         weight = TENSORS.zero_3
     elif is_deepspeed:
-        checked = TENSORS.flat_with_norms + TENSORS.overflow_search * has_masters
+        checked = TENSORS.flat_with_norms + TENSORS.overflow_search * step.numbers.natively_half
         flat = checked if experiment.gradient_checks == "on" else TENSORS.flat
         weight = flat / experiment.data_parallel
     if experiment.optimizer == "adafactor" and not (is_deepspeed and stage):

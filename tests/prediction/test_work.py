@@ -99,7 +99,9 @@ def test_tensors_that_a_step_waits_for():
     assert waits(zero_stage=1, gpus=4) == pytest.approx(
         waits(zero_stage=1) / 4
     )  # those of a partition
-    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) > 1
+    assert waits(optimizer="adamw-8bit", strategy="fsdp", gpus=4) == module.TENSORS.adamw_8_bit
+    pure = {"zero_stage": 1, "mixed_precision": "none"}  # gradients in half precision are searched
+    assert waits(**pure) == waits(zero_stage=1) > waits(zero_stage=1, precision="fp32")
     assert (
         waits(lora_rank=8) > waits(lora_rank=8, mixed_precision="autocast") == 0
     )  # adapters in fp32 do not overflow
@@ -358,6 +360,16 @@ def test_a_mask_is_of_the_model_or_of_a_run_that_was_measured(small):
 )
 def test_bytes_of_the_update_on_the_gpu(small, settings, each):
     assert small(**settings).optimizer_bytes == pytest.approx(1000 * each)
+
+
+def test_moments_of_8_bits_cost_launches_for_each_tensor():
+    tensors = 24 * 16 + 4
+    for sharing, each in (
+        ({"strategy": "plain"}, module.LAUNCHES.adamw_8_bit),
+        ({"strategy": "fsdp"}, module.LAUNCHES.adamw_8_bit + module.LAUNCHES.adamw_8_bit_sharded),
+    ):
+        usual, eighth = (work(**sharing, optimizer=name) for name in ("adamw", "adamw-8bit"))
+        assert eighth.host_launches - usual.host_launches == pytest.approx(each * tensors)
 
 
 def test_adapters_of_some_layers_are_fewer_in_every_count():
