@@ -258,6 +258,11 @@ def tabulated(
         flops = flops_per_token(experiment, trace)
         tflops = metrics.tflops(flops, tokens_per_s / experiment.gpus)
         mfu = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12) or math.inf
+        longer = _longer(experiment, hardware.gpu.name, mfu)
+        step_s *= longer
+        tokens_per_s /= longer
+        mfu /= longer
+        parts = {name: longer * part for name, part in parts.items()}
         row |= {
             "tokens_per_s": tokens_per_s,
             **_speed_columns(experiment, hardware, tokens_per_s, mfu, is_by_cpu, is_tight),
@@ -286,6 +291,13 @@ def tabulated(
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _longer(experiment: Experiment, gpu: str, mfu: float) -> float:
+    """Return how much longer a step takes than predicted if its MFU is above the best that was ever measured."""
+    if math.isinf(mfu):  # unknown
+        return 1.0
+    return max(1.0, mfu / speed_range.best_mfu(gpu, experiment))
 
 
 def _speed_columns(
