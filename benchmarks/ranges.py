@@ -14,9 +14,9 @@ widened until they cover the rows of GPUs that were left out.
 import csv
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 Ends = NDArray[np.float64]
 Range = tuple[int, int, float, float]
+OwnRange = tuple[int, float]
 FIELDS = (
     "source", "is_own", "nodes", "tokens_per_s", "predicted", "by_sheet", "mfu", "arithmetic", "is_checked", "kinds",
 )  # fmt: skip
@@ -55,6 +56,15 @@ ROOT = 0.25
 """A source counts as much as its number of rows to the power 3/4, so that one with a hundred does not decide alone."""
 FAR = math.log(2)
 """A source whose median error is larger was limited by something that no prediction knows, such as its network."""
+
+
+class Coverage(NamedTuple):
+    """How many measured runs are within the range of their prediction."""
+
+    runs: int
+    share: float
+    median_pct: float
+    """Median of the larger sides of their ranges."""
 
 
 def own_runs() -> Iterator[MeasuredRun]:
@@ -170,7 +180,7 @@ def write_runs(runs: Sequence[MeasuredRun]) -> None:
             writer.writerow(written)
 
 
-def own_ranges(runs: Sequence[MeasuredRun]) -> dict[str, tuple[int, float]]:
+def own_ranges(runs: Sequence[MeasuredRun]) -> dict[str, OwnRange]:
     """Return the settings and the range of each kind of dsnb's own runs that were checked."""
     logs: dict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -301,13 +311,39 @@ def best_mfu(runs: Sequence[MeasuredRun]) -> dict[str, tuple[int, float]]:
     return found
 
 
+def coverage(
+    runs: Sequence[MeasuredRun], own: Mapping[str, OwnRange], others: Mapping[str, Range]
+) -> Coverage:
+    """Return the number of runs, the share within the range of their prediction, and the median error."""
+    within = []
+    errors_pct = []
+    for run in runs:
+        kinds = [kind for kind in run.kinds if kind in own]
+        if kinds:
+            factor = 1 + own[kinds[0]][1] / 100
+            low, high = 1 / factor, factor
+        else:
+            place = speed_range.place_of(run.nodes)
+            row = others.get(f"{run.gpu}, {place}", others[f"{OTHER_GPUS}, {place}"])
+            low, high = 1 + row[2] / 100, 1 + row[3] / 100
+        within.append(low <= math.exp(run.log_error) <= high)
+        errors_pct.append(100 * (max(high, 1 / low) - 1))
+    return Coverage(len(runs), float(np.mean(within)), float(np.median(errors_pct)))
+
+
 def main() -> None:
     """Write the runs and the ranges, and print which share of the runs is within them."""
     runs = [*own_runs(), *published_runs()]
     write_runs(runs)
-    tuning.write_rows("ranges.own", own_ranges(runs))
-    tuning.write_rows("ranges.others", Others(runs).ranges())
+    own, others = own_ranges(runs), Others(runs).ranges()
+    tuning.write_rows("ranges.own", own)
+    tuning.write_rows("ranges.others", others)
     tuning.write_rows("ranges.best_mfu", best_mfu(runs))
+    checked = [run for run in runs if run.is_checked]
+    for name, is_own in (("dsnb", True), ("other programs", False)):
+        found = coverage([run for run in checked if run.is_own == is_own], own, others)
+        share = f"{100 * found.share:.0f} % of {found.runs} settings are within their range"
+        print(f"{name}: {share}, whose median is {found.median_pct:.1f} %")
 
 
 if __name__ == "__main__":

@@ -22,11 +22,14 @@ from benchmarks import (
     todays_models,
     trainers,
 )
+from benchmarks.outside import fitting, summary
+from benchmarks.outside import rows as rows_of_others
 from docs import pictures
 from docs.code_blocks import ROOT
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
+from dsnb.prediction.speed_range import OTHERS
 from dsnb.prediction.step_time import FITTED_SETTINGS
 from dsnb.prediction.traces import traces
 from dsnb.results.literature import tables
@@ -280,6 +283,14 @@ def ratio_table(errors: Mapping[str, object]) -> list[str]:
     ]  # type: ignore[arg-type]
 
 
+def ranges_table() -> list[str]:
+    """Return the table of ranges of other programs by GPU and place."""
+    lines = ["| GPU and place | settings | projects | from | to |", "|---|---|---|---|---|"]
+    for name, (settings, sources, low_pct, high_pct) in OTHERS.items():
+        lines.append(f"| {name} | {settings} | {sources} | {low_pct:+.1f} | {high_pct:+.1f} |")
+    return lines
+
+
 def peak_table() -> list[str]:
     """Return the table of errors of peak memory by kind."""
     rows = (
@@ -380,6 +391,12 @@ def all_edges() -> pd.DataFrame:
     return edges.measured()
 
 
+@cache
+def of_others() -> pd.DataFrame:
+    """Return the published rows of other programs, as measured and predicted."""
+    return rows_of_others.predicted(rows_of_others.read())
+
+
 TABLES: dict[str, Rows] = {
     "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],
     "published": lambda: [*headline.HEADER, *map(str, headline.comparisons())],
@@ -403,11 +420,15 @@ TABLES: dict[str, Rows] = {
     ),
     "elsewhere-tables": lambda: errors_table("table", prediction_errors.elsewhere()[0]),
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
+    "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
 SLOW_TABLES: dict[str, Rows] = {
+    "outside": lambda: summary.speed_lines(summary.by_gpu(of_others()), "GPU and place"),
+    "outside-left-out": lambda: fitting.left_out_lines(rows_of_others.read()),
+    "outside-memory": lambda: summary.memory_table(of_others()),
     "regret": regret_table,
     "estimates": estimates_table,
     "calibrated": calibrated_table,

@@ -71,7 +71,10 @@ class Row:
 
     @property
     def gpu(self) -> str:
-        """Its GPU, as `dsnb.predict` takes it."""
+        """Its GPU, as `dsnb.predict` takes it: the program's, if dsnb knows that by now."""
+        of_program = self.program.get("gpu")
+        if of_program and gpus.known_gpu(of_program):
+            return str(of_program)
         return str(self.published["gpu"])
 
     @property
@@ -109,13 +112,26 @@ def _row(published: Mapping[str, Any], folder: Path) -> Row:
         row.counts()
     except ERRORS as error:
         return Row(published, None, None, program, _reason(error))
-    try:
-        further = _experiment(published, program.get("settings", {}), folder)
-        known = replace(row, experiment=further)
-        known.counts()
-    except ERRORS:  # its own settings contradict what its program does otherwise
-        return row
-    return known
+    known: dict[str, Any] = {}
+    for further in _known(published, program):
+        try:
+            changed = replace(row, experiment=_experiment(published, known | further, folder))
+            changed.counts()
+        except ERRORS:  # its own settings contradict what is known of its program
+            continue
+        row = changed
+        known |= further
+    return row
+
+
+def _known(published: Mapping[str, Any], program: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return settings beyond the published ones: those of the program, and those that the note names."""
+    found = [program.get("settings", {})]
+    note = published.get("note", "")
+    for phrase in PROGRAMS["phrases"]:
+        if phrase["note"] in note:
+            found.append(phrase["settings"])
+    return found
 
 
 def _program(source: str) -> dict[str, Any]:

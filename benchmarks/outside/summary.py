@@ -141,17 +141,32 @@ def memory_lines(errors: Sequence[PeakError]) -> list[str]:
     return lines
 
 
-def fit_lines(table: pd.DataFrame) -> list[str]:
-    """Return what is said of settings that ran, and of shortages."""
+def fitting_counts(table: pd.DataFrame) -> dict[str, str]:
+    """Return how many settings are predicted to fit or not, against what was measured."""
     expressed = table[table["problem"] == ""]
     ran = int((~expressed["oom"]).sum())
     short = int(expressed["oom"].sum())
     tight = int((~expressed["oom"] & expressed["tight"].eq(True)).sum())
-    return [
-        f"{len(not_fitting(table))} of {ran} settings that ran are predicted not to fit",
-        f"{tight} more are predicted to fit tightly, so that their speed is not promised",
-        f"{len(fitting_shortages(table))} of {short} shortages are predicted to fit",
-    ]
+    return {
+        "settings that ran and are predicted not to fit": f"{len(not_fitting(table))} of {ran}",
+        "settings that ran and are predicted to fit tightly": f"{tight} of {ran}",
+        "shortages that are predicted to fit": f"{len(fitting_shortages(table))} of {short}",
+    }
+
+
+def fit_lines(table: pd.DataFrame) -> list[str]:
+    """Return what is said of settings that ran, and of shortages."""
+    return [f"{what}: {count}" for what, count in fitting_counts(table).items()]
+
+
+def memory_table(table: pd.DataFrame) -> list[str]:
+    """Return one table of what fits and of the errors of peaks."""
+    lines = ["| | |", "|---|---|"]
+    for what, count in fitting_counts(table).items():
+        lines.append(f"| {what} | {count} |")
+    for error in memory_errors(table):
+        lines.append(f"| {error.kind} (n = {error.rows}) | {error.mean_pct:.0f} % off on average |")
+    return lines
 
 
 def regret_lines(table: pd.DataFrame) -> list[str]:

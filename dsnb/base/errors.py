@@ -19,10 +19,10 @@ class DsnbError(Exception):
     Examples
     --------
     >>> try:
-    ...     dsnb.predict([dsnb.Experiment()], "H20")
+    ...     dsnb.predict([dsnb.Experiment()], "H21")
     ... except dsnb.DsnbError as error:
     ...     print(error)
-    unknown GPU 'H20': choose one of B200, H200, ...
+    unknown GPU 'H21': the nearest are H20; ...
     """
 
     def _render_traceback_(self) -> list[str]:

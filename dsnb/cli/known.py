@@ -1,5 +1,6 @@
 """`dsnb recommend --list`: the models and GPUs that predictions know by name."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ def print_known(asked: bool) -> None:
     say(
         "TFLOP/s are dense ones in half precision, GB/s those of memory; links join GPUs of a node."
     )
+    say("dsnb and others: settings measured with dsnb and with other programs, which tell ranges.")
     raise typer.Exit
 
 
@@ -49,7 +51,10 @@ def models() -> Sequence[Mapping[str, Any]]:
 def gpus() -> Sequence[Mapping[str, Any]]:
     """Return a row for each GPU of dsnb and of the user's file."""
     from dsnb.prediction.gpus import known
+    from dsnb.prediction.nearest import runs
 
+    by_dsnb = Counter(run.gpu for run in runs() if run.is_own)
+    by_others = Counter(run.gpu for run in runs() if not run.is_own)
     rows = []
     for spec in known().values():
         link = "PCIe"
@@ -63,6 +68,8 @@ def gpus() -> Sequence[Mapping[str, Any]]:
                 "GB/s": f"{spec.memory_gb_per_s:,.0f}",
                 "links": link,
                 "W": "" if spec.power_w is None else f"{spec.power_w:.0f}",
+                "dsnb": by_dsnb[spec.name] or "",
+                "others": by_others[spec.name] or "",
             }
         )
     return rows

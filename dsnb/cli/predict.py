@@ -258,6 +258,7 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
     """Yield what a table of predictions leaves open or assumes."""
     if tokens is None:
         yield f"tokens were not given: {USUAL_TOKENS}"
+    yield from _range_notes(table)
     unknown = table[table["fits"].isna()]
     if len(unknown):
         need = unknown["host_memory_gib"].max()
@@ -277,6 +278,22 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
         yield "assumed: adamw is DeepSpeed's FusedAdam, or CPUAdam with offload; other versions need different memory"
     if any(experiment.allocator == "default" for experiment in asked):
         yield "allocator is 'default': fragmentation can need more memory than is predicted"
+
+
+def _range_notes(table: Any) -> Iterator[str]:
+    """Yield what the range of the first setting with one was measured on, and that of other programs."""
+    from dsnb.prediction.speed_range import OF_OTHERS, SpeedRange
+
+    promised = table[table["tokens_per_s_error_pct"].notna()]
+    if promised.empty:
+        return
+    first = promised.iloc[0]
+    measured_on = first["step_time_error_on"]
+    yield f"ranges of tokens/s and days cover 80 % of such predictions, the first by {measured_on}"
+    if first["others_low"] > 0 and OF_OTHERS not in measured_on:
+        rate = first["tokens_per_s"]
+        others = SpeedRange(first["others_low"] / rate, first["others_high"] / rate, "")
+        yield f"{OF_OTHERS} on such GPUs: {others.words} than predicted"
 
 
 def _measured(calibrate: Path | None) -> Any:

@@ -196,6 +196,8 @@ def _shared(training: Training) -> Iterator[dict[str, Any]]:
             yield {"zero_stage": 1, "tensor_parallel": ranks}
             if ranks < training.gpus:
                 yield {"strategy": "fsdp", "tensor_parallel": ranks}
+            else:
+                yield {"strategy": "plain", "tensor_parallel": ranks}
 
 
 def _within_nodes(training: Training) -> Iterator[dict[str, Any]]:

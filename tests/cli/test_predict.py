@@ -60,4 +60,26 @@ def test_models_and_gpus_are_listed_in_aligned_columns(monkeypatch):
     assert max(map(len, out.splitlines())) <= 100
     assert "a GPU a CSV file" in remarks
     row = next(row.split() for row in cards.splitlines() if row.startswith("RTX 4090 "))
-    assert row == ["RTX", "4090", "23.6", "165", "1,008", "PCIe", "450"]
+    assert row == ["RTX", "4090", "23.6", "165", "1,008", "PCIe", "450", "1"]
+    row = next(row.split() for row in cards.splitlines() if row.startswith("H100 "))
+    assert min(int(row[-2]), int(row[-1])) > 40
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured_on", "is_told_apart"),
+    [("H100", "H100: ", True), ("A100", "of other programs, A100, one node", False)],
+)
+def test_what_a_range_was_measured_on_is_said(
+    monkeypatch, tmp_path, gpu, measured_on, is_told_apart
+):
+    trace_nothing(monkeypatch)
+    monkeypatch.setattr(traces, "attempts", of_record)
+    (tmp_path / "sizes.yaml").write_text(PARAMS)
+    _, out, _ = dsnb(monkeypatch, "predict", tmp_path / "sizes.yaml", "--gpu", gpu, "--no-probe")
+    (said,) = [line for line in out.splitlines() if line.startswith("ranges of tokens/s and days")]
+    assert measured_on in said
+    others = [line for line in out.splitlines() if line.startswith("other programs on such GPUs: ")]
+    assert bool(others) == is_told_apart
+    assert (
+        len([line for line in out.splitlines() if line.startswith("nearest run, measured ")]) <= 3
+    )

@@ -13,7 +13,8 @@ VARIED = {
 
 
 @pytest.mark.parametrize(
-    ("gpus", "strategies"), [(1, {"plain", "deepspeed"}), (8, {"ddp", "fsdp", "deepspeed"})]
+    ("gpus", "strategies"),
+    [(1, {"plain", "deepspeed"}), (8, {"plain", "ddp", "fsdp", "deepspeed"})],
 )
 def test_every_setting_trains_the_same(gpus, strategies):
     training = Training("opt-1.3b", gpus, 2048, 512)
@@ -139,11 +140,12 @@ def test_over_several_nodes_the_gpus_of_each_may_share_shards(gpus, pinned, size
     assert {one.strategy for one in found if one.shard_size} <= {"fsdp"}
 
 
-def test_split_layers_are_sharded_by_zero_1_or_among_groups_by_fsdp():
+def test_split_layers_are_sharded_by_zero_1_or_among_groups_by_fsdp_or_are_one_group():
     found = candidates(Training("llama-3.1-8b", 8, 1024, 512))
     ways = {(one.label, one.tensor_parallel) for one in found if one.tensor_parallel > 1}
     by_zero = {(f"TP {size} x ZeRO 1", size) for size in (2, 4, 8)}
-    assert ways == by_zero | {(f"TP {size} x FSDP", size) for size in (2, 4)}
+    by_fsdp = {(f"TP {size} x FSDP", size) for size in (2, 4)}
+    assert ways == by_zero | by_fsdp | {("TP 8 x plain", 8)}
 
 
 def test_sequences_are_as_long_as_the_model_allows_and_at_most_4096():

@@ -88,7 +88,11 @@ def _is_trainable(parameter: nn.Parameter) -> bool:
 
 
 class TorchTrainer(Trainer):
-    """A training loop of torch; by itself one process, subclasses wrap the model."""
+    """A training loop of torch; by itself one process, or ranks that split layers; subclasses wrap the model."""
+
+    parts: ShardedParts | None = None
+    """The parameters of split layers."""
+    _partial: Sequence[nn.Parameter] = ()
 
     def __init__(
         self, experiment: Experiment, ds_config: dict[str, Any], device: torch.device
@@ -106,10 +110,17 @@ class TorchTrainer(Trainer):
         self.scaler = torch.amp.GradScaler(device.type, enabled=experiment.precision == "fp16")
 
     def prepare(self, model: Any) -> None:
-        """Change the model in place before it is compiled."""
+        """Split the layers of blocks among tensor-parallel ranks, before the model is compiled."""
+        if self.experiment.tensor_parallel > 1:
+            given = layout.block_arguments(model)
+            self._partial = split_blocks(self.experiment, model, blocks(model), given)
+            share_inputs(blocks(model), given, self.experiment.compile != "off")
 
     def wrap(self, model: CausalLoss) -> Any:
         """Return the model as the strategy shares it among ranks."""
+        if self.experiment.tensor_parallel > 1:
+            self.parts = ShardedParts(model, ())  # hooks add up what ranks compute of a gradient
+            self.parts.find(model)
         return model
 
     def set_synchronization(self, is_last: bool) -> None:
@@ -150,7 +161,12 @@ class TorchTrainer(Trainer):
         return self.scaler.get_scale() < before
 
     def clip(self, limit: float) -> torch.Tensor:
-        """Scale the gradients down to a norm of at most `limit`; return the norm before."""
+        """Scale the gradients down to a norm of at most `limit`; return the norm before.
+
+        With split layers it is the norm over all ranks.
+        """
+        if self.parts:
+            return self.parts.clip(limit)
         return torch.nn.utils.clip_grad_norm_(self.trainable, limit)
 
     def grad_norm(self) -> torch.Tensor | None:
@@ -210,17 +226,6 @@ class DdpTrainer(TorchTrainer):
 class FsdpTrainer(TorchTrainer):
     """Shards everything by block with torch's FSDP2; tensor-parallel ranks shard their parts of the layers."""
 
-    parts: ShardedParts | None = None
-    """The parameters of split layers."""
-    _partial: Sequence[nn.Parameter] = ()
-
-    def prepare(self, model: Any) -> None:
-        """Split the layers of blocks among tensor-parallel ranks."""
-        if self.experiment.tensor_parallel > 1:
-            given = layout.block_arguments(model)
-            self._partial = split_blocks(self.experiment, model, blocks(model), given)
-            share_inputs(blocks(model), given, self.experiment.compile != "off")
-
     def wrap(self, model: CausalLoss) -> Any:
         """Return the model with shards for weights, and hooks that gather them."""
         if self.experiment.tensor_parallel > 1:
@@ -237,12 +242,6 @@ class FsdpTrainer(TorchTrainer):
         if self.parts:
             self.parts.add_up()
         return super()._update()
-
-    def clip(self, limit: float) -> torch.Tensor:
-        """Scale the gradients down; with split layers, by the norm over all ranks."""
-        if self.parts:
-            return self.parts.clip(limit)
-        return super().clip(limit)
 
     def sharding(self) -> dict[str, Any]:
         """Return the arguments of `fully_shard`."""

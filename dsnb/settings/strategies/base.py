@@ -16,7 +16,7 @@ HALF = memory.HALF
 FULL = "fp32"
 USED_BY = {
     "offload": ": offload is ZeRO's; use strategy 'deepspeed'",
-    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed' or 'fsdp'",
+    "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed', 'fsdp' or 'plain'",
     "pipeline_parallel": ": pipelines are DeepSpeed's; use strategy 'deepspeed'",
     "deepspeed": ": these are keys of DeepSpeed's configuration; use strategy 'deepspeed'",
     "grad_accum_dtype": (": torch accumulates in the weights' format; use strategy 'deepspeed'"),

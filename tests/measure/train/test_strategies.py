@@ -165,6 +165,11 @@ def expected(small):
         ("bloom-tiny", {**TP, **TWICE, **CHECKPOINTED}),
         ("llama-tiny", {"gpus": 4, **TP, "zero_stage": 1, **ACCUMULATED, **CLIP, **CHECKPOINTED}),
         ("qwen3-tiny", {**TP, "zero_stage": 0, **TWICE, **CLIP}),
+        ("llama-tiny", {**TP, "strategy": "plain", **TWICE, **CLIP, **CHECKPOINTED}),
+        (
+            "gpt2-tiny",
+            {**TP, "strategy": "plain", "compile": "default", "micro_batch_size": 4, **CLIP},
+        ),
         (
             "llama-tiny",
             {"zero_stage": 3, "leaf_modules": "blocks", "deepspeed": GATHERED, **CHECKPOINTED},
