@@ -281,19 +281,14 @@ def _notes(table: Any, asked: Sequence[Experiment], tokens: float | None) -> Ite
 
 
 def _range_notes(table: Any) -> Iterator[str]:
-    """Yield what the range of the first setting with one was measured on, and that of other programs."""
-    from dsnb.prediction.speed_range import OF_OTHERS, SpeedRange
+    """Yield what the range of the first setting with one was measured on, and the range on either basis."""
+    from dsnb.prediction.explanation import bases
 
     promised = table[table["tokens_per_s_error_pct"].notna()]
-    if promised.empty:
-        return
-    first = promised.iloc[0]
-    measured_on = first["step_time_error_on"]
-    yield f"ranges of tokens/s and days cover 80 % of such predictions, the first by {measured_on}"
-    if first["others_low"] > 0 and OF_OTHERS not in measured_on:
-        rate = first["tokens_per_s"]
-        others = SpeedRange(first["others_low"] / rate, first["others_high"] / rate, "")
-        yield f"{OF_OTHERS} on such GPUs: {others.words} than predicted"
+    for first in promised.head(1).to_dict("records"):
+        measured_on = first["step_time_error_on"]
+        yield f"ranges of tokens/s and days cover 80 % of such predictions, the first by {measured_on}"
+        yield from filter(None, [bases(first)])
 
 
 def _measured(calibrate: Path | None) -> Any:

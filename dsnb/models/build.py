@@ -10,13 +10,18 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -37,6 +42,14 @@ DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
+LINEAR = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,
+)
+"""Operators of linear layers; the last one is of experts."""
+FUSED_ATTENTION = "_scaled_dot_product"
+"""In the names of its operators, one for each kernel."""
 MAX_FILL_BYTES = 2**31 - 1
 """Maximum bytes that torch fills at once on a GPU, in 32-bit offsets."""
 ADDED_LOGIT = -1e4
@@ -333,7 +346,10 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         getattr(model, "activation_checkpointing_enable", None)
         or model.gradient_checkpointing_enable
     )
-    enable({"use_reentrant": False})
+    options: dict[str, Any] = {"use_reentrant": False}
+    if experiment.checkpoint_ops == "cheap":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
+    enable(options)
     for number, block in enumerate(blocks(model)):
         block.gradient_checkpointing = number % experiment.checkpoint_every == 0
         if experiment.checkpoint_offload:
@@ -342,6 +358,13 @@ def checkpoint_activations(experiment: Experiment, model: Any) -> None:
         model.enable_input_require_grads()  # otherwise a reentrant checkpoint behind frozen layers trains nothing
     elif experiment.lora_rank:
         model.disable_input_require_grads()  # peft's hook for reentrant checkpoints breaks a compiled graph
+
+
+def _keep_products(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    """Keep results of linear layers and of fused attention, which take most of a forward pass."""
+    if operator in LINEAR or FUSED_ATTENTION in str(operator):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _build_random(

@@ -28,6 +28,7 @@ WITHOUT: dict[str, Mapping[str, Any]] = {
     "activation_checkpointing": {
         "activation_checkpointing": False,
         "checkpoint_every": 1,
+        "checkpoint_ops": "all",
         "checkpoint_offload": False,
     },
 }

@@ -1,7 +1,7 @@
 """Why a setting is recommended: its cost, what limits it, the alternatives, how sure that is, and what cannot fit."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,7 @@ from dsnb.prediction import ratio_errors
 from dsnb.prediction.host_memory import USABLE, offloads
 from dsnb.prediction.predict import nearest_run
 from dsnb.prediction.search import Search, SearchResult
-from dsnb.prediction.speed_range import OF_OTHERS, SpeedRange
+from dsnb.prediction.speed_range import SpeedRange
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
@@ -91,15 +91,24 @@ def _limits(best: "pd.Series[Any]") -> Sentence:
 def _evidence(best: "pd.Series[Any]", nearest: str) -> Iterator[Sentence]:
     """Yield what the range of a predicted speed was measured on, that of other programs, and the nearest run."""
     if not is_tight(best):
-        facts = {"on": best["step_time_error_on"], "others": "", "beyond": ""}
+        facts = {"on": best["step_time_error_on"], "bases": bases(best), "beyond": ""}
         rate = best["tokens_per_s"]
-        others = SpeedRange(best["others_low"] / rate, best["others_high"] / rate, OF_OTHERS)
-        if not math.isnan(others.low) and OF_OTHERS not in facts["on"]:
-            facts["others"] = others.words
         if best["tokens_per_s_high"] < rate:
             facts["beyond"] = f"{100 * best['mfu'] * best['tokens_per_s_high'] / rate:.0f} %"
         yield say("range", **facts)
     yield say("nearest", nearest=nearest)
+
+
+def bases(row: Mapping[Any, Any]) -> str:
+    """Return the range of a speed by dsnb's own runs beside that by other programs; empty without both."""
+    texts = {}
+    for basis in ("own", "others"):
+        ends = [row[f"{basis}_{end}"] / row["tokens_per_s"] for end in ("low", "high")]
+        if any(map(math.isnan, ends)):
+            return ""
+        low, high = ends
+        texts[basis] = SpeedRange(low, high, on=basis).words
+    return say("range.bases", **texts)
 
 
 def _host_memory(best: "pd.Series[Any]", experiment: Experiment, search: Search) -> Sentence:

@@ -28,7 +28,7 @@ from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
-from dsnb.prediction.speed_range import SpeedRange
+from dsnb.prediction.speed_range import SpeedRanges
 from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
@@ -97,15 +97,14 @@ class Hardware:
         words = f"probe of {record.get('host')}{rate}, {str(record.get('date_utc'))[:10]}"
         return replace(self, constants=probed.adjusted(self.constants, by), probe=words)
 
-    def speed_range(self, experiment: Experiment, by_cpu: bool) -> SpeedRange:
-        """Return the range of a predicted speed, in times of it."""
-        nodes = self.link.nodes(experiment)
+    def speed_ranges(self, experiment: Experiment, by_cpu: bool) -> SpeedRanges:
+        """Return the ranges of a predicted speed, in times of it."""
         gpu = self.gpu.name
         if self.errors and gpu in self.covered.names[accuracy.GPU]:
             kinds = accuracy.kinds(experiment, by_cpu)
-            return speed_range.of_error(accuracy.expected_error(kinds, self.errors))
-        own = speed_range.own(experiment, gpu, by_cpu, nodes)
-        return own or speed_range.others(gpu, nodes)
+            own = speed_range.of_error(accuracy.expected_error(kinds, self.errors))
+            return SpeedRanges(own, own)
+        return speed_range.of_setting(experiment, gpu, by_cpu, self.link.nodes(experiment))
 
 
 def predict(
@@ -162,9 +161,10 @@ def predict(
         for the `tokens` to train on, `days`, `gpu_hours` and `cost`. The speed has a range that
         covers 80 % of such predictions (`tokens_per_s_low`, `tokens_per_s_high`), as have the days
         (`days_low`, `days_high`), and `tokens_per_s_error_pct` is its larger side as a factor: at
-        25 %, 1.25 or 1 / 1.25 times as much. `others_low` and `others_high` are the range of other
-        programs on such GPUs, where they were measured. Predicted memory has its mean error in
-        `..._error_pct`; `..._error_on` gives the number and kind of the measured settings.
+        25 %, 1.25 or 1 / 1.25 times as much. `own_low` and `own_high` are the range by dsnb's own
+        runs, `others_low` and `others_high` that by other programs, where they were measured.
+        Predicted memory has its mean error in `..._error_pct`; `..._error_on` gives the number and
+        kind of the measured settings.
         `nearest` is the measured run that is nearest to the setting, with the error of its own
         prediction, `outside` says what the calibration has not seen, `probe` which machine's probe
         the times were adjusted by.
@@ -307,21 +307,18 @@ def _speed_columns(
             "step_time_error_on": TIGHT,
         }
     most = speed_range.best_mfu(gpu.name, experiment) / mfu
-    found = hardware.speed_range(experiment, by_cpu).at_most(most)
+    found = hardware.speed_ranges(experiment, by_cpu).at_most(most)
+    printed = found.printed
     columns = {
-        "tokens_per_s_low": found.low * tokens_per_s,
-        "tokens_per_s_high": found.high * tokens_per_s,
-        "tokens_per_s_error_pct": found.error_pct,
-        "step_time_error_pct": found.error_pct,
-        "step_time_error_on": found.on,
-        "others_low": math.nan,
-        "others_high": math.nan,
+        "tokens_per_s_low": printed.low * tokens_per_s,
+        "tokens_per_s_high": printed.high * tokens_per_s,
+        "tokens_per_s_error_pct": printed.error_pct,
+        "step_time_error_pct": printed.error_pct,
+        "step_time_error_on": printed.on,
     }
-    nodes = hardware.link.nodes(experiment)
-    if speed_range.has_others(gpu.name, nodes) and experiment.offload == "none":
-        others = speed_range.others(gpu.name, nodes).at_most(most)
-        columns["others_low"] = others.low * tokens_per_s
-        columns["others_high"] = others.high * tokens_per_s
+    for basis, one in (("own", found.own), ("others", found.others)):
+        columns[f"{basis}_low"] = one.low * tokens_per_s if one else math.nan
+        columns[f"{basis}_high"] = one.high * tokens_per_s if one else math.nan
     return columns
 
 

@@ -62,7 +62,7 @@ OF_SEARCH = [
     "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
 ]  # fmt: skip
 """Columns of a search that recommendations leave out."""
-OF_PREDICTIONS = ("step_time_error_pct", "others_low", "others_high")
+OF_PREDICTIONS = ("step_time_error_pct", "own_low", "own_high", "others_low", "others_high")
 USUAL_GPUS = 8
 MAX_GPUS = 4096
 MAX_TRIED = 20

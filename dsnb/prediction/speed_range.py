@@ -61,6 +61,20 @@ class SpeedRange(NamedTuple):
         return f"{slower_pct:.0f} % slower to {faster_pct:.0f} % faster"
 
 
+class SpeedRanges(NamedTuple):
+    """The range of a speed that is printed, and those on either basis; None where it was not measured."""
+
+    printed: SpeedRange
+    own: SpeedRange | None = None
+    others: SpeedRange | None = None
+
+    def at_most(self, share: float) -> "SpeedRanges":
+        """Return the ranges below a share of the predicted speed."""
+        own = self.own and self.own.at_most(share)
+        others = self.others and self.others.at_most(share)
+        return SpeedRanges(self.printed.at_most(share), own, others)
+
+
 def half_width_pct(logs: Sequence[float]) -> float:
     """Return the factor, in per cent, that covers `COVERED` of the settings to come, by the errors of some.
 
@@ -127,9 +141,25 @@ def others(gpu: str, nodes: int) -> SpeedRange:
     return SpeedRange(1 + low_pct / 100, 1 + high_pct / 100, on)
 
 
-def has_others(gpu: str, nodes: int) -> bool:
-    """Return whether other programs were measured on a GPU in such a place."""
-    return f"{gpu}, {place_of(nodes)}" in OTHERS
+def of_setting(experiment: Experiment, gpu: str, by_cpu: bool, nodes: int) -> SpeedRanges:
+    """Return the ranges of a setting.
+
+    That of dsnb's own runs is printed where there are such runs. Where many projects measured the
+    GPU as well, it spans theirs: a reader may run either. Of offload, dsnb's own runs alone tell.
+    """
+    found = own(experiment, gpu, by_cpu, nodes)
+    measured = OTHERS.get(f"{gpu}, {place_of(nodes)}")
+    if found is None:
+        of_others = others(gpu, nodes)
+        return SpeedRanges(of_others, others=of_others)
+    if measured is None or experiment.offload != "none":
+        return SpeedRanges(found, found)
+    of_others = others(gpu, nodes)
+    printed = found
+    if measured[1] >= RANGE.many_sources:
+        low, high = min(found.low, of_others.low), max(found.high, of_others.high)
+        printed = SpeedRange(low, high, f"{found.on}, and {of_others.on}")
+    return SpeedRanges(printed, found, of_others)
 
 
 def place_of(nodes: int) -> str:

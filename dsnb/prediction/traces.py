@@ -209,7 +209,8 @@ def _canonical(experiment: Experiment) -> Settings:
     elif experiment.mixed_precision == "none":  # masters change no activation
         values |= {"strategy": DEFAULTS["strategy"], "mixed_precision": "native"}
     if not experiment.activation_checkpointing:
-        values |= {name: DEFAULTS[name] for name in ("checkpoint_every", "checkpoint_offload")}
+        names = ("checkpoint_every", "checkpoint_ops", "checkpoint_offload")
+        values |= {name: DEFAULTS[name] for name in names}
     if experiment.compile == "off":
         values["compile_unit"] = DEFAULTS["compile_unit"]
     else:

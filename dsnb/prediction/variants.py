@@ -53,6 +53,8 @@ def _changes(setting: Experiment) -> Iterator[dict[str, Any]]:
     if setting.activation_checkpointing:
         for every in RECOMPUTED_LESS:
             yield {"checkpoint_every": every}
+        if setting.compile == "off":
+            yield {"checkpoint_ops": "cheap"}
     yield from _between(setting)
 
 

@@ -74,6 +74,7 @@ class _Step:
         self.tensors = tensors / stages  # trained parameter tensors of a pipeline stage
         self.layers = model.layers / stages
         self.again = recomputed_share(experiment)
+        self.multiplied_again = self.again if experiment.whole_every else 0.0
         self.forward, self.backward = model.passes(experiment, kind)
         self.masked = masked or (kind != "eager" and not model.maskless)
 
@@ -154,7 +155,7 @@ def _block_products(step: _Step) -> tuple[float, float]:
     A frozen weight has no weight gradient, its adapters have both (Hu et al. 2021).
     """
     model = step.model
-    again = step.again
+    again = step.multiplied_again
     tokens = step.experiment.micro_batch_tokens
     split = step.experiment.tensor_parallel
     width = step.numbers.computed_bytes
@@ -261,7 +262,8 @@ def _attention(step: _Step) -> _Attention:
         for block_width, window, heads in model.attention:
             (times,) = HEAD_TIMES.get(str(round(block_width / heads)), [1.0])
             width += block_width * times * _seen(step, window)
-        flops = (2 * (1 + again) + 5) * 2.0 * queries * width / model.layers
+        passes = 1 + step.multiplied_again
+        flops = (2 * passes + 5) * 2.0 * queries * width / model.layers
         return _Attention(kernels=2, fused_flops=flops)
     forward, backward = SCORE_BYTES[step.kind]
     if model.capped and step.kind == "eager":
@@ -402,6 +404,7 @@ def _launches(step: _Step, kernels_of_attention: float) -> float:
         of_block += LAUNCHES.modules + LAUNCHES.kernel * (kernels + casts)
         recomputed_kernels = LAUNCHES.recomputed_kernel * forward.kernels
         of_block += again * (LAUNCHES.recomputed_block + recomputed_kernels)
+        of_block += LAUNCHES.kept_kernel * (again - step.multiplied_again) * forward.kernels
     launches = step.layers * of_block + WORK.outside_kernels
     if is_compiled and strategy.splits_graphs and experiment.gpus > 1:
         buckets = step.trained / strategy.bucket_elements(experiment)

@@ -298,6 +298,13 @@ class Experiment(Training):
         return self.activation_checkpointing and self.compile not in CUDA_GRAPHS
 
     @property
+    def whole_every(self) -> int:
+        """Of how many blocks one is recomputed whole; 0 if none is."""
+        if self.activation_checkpointing and self.checkpoint_ops == "all":
+            return int(self.checkpoint_every)
+        return 0
+
+    @property
     def gathers_blocks(self) -> bool:
         """Whether blocks are gathered whole where weights are gathered at all: hooks are then outside of graphs."""
         if self.leaf_modules == "auto":
@@ -381,6 +388,8 @@ def _checkpointed(s: Experiment) -> str:
     every = s.checkpoint_every if s.checkpoint_every > 1 else ""
     if s.checkpoint_offload:
         return f"ac{every}-cpu"
+    if s.checkpoint_ops != "all":
+        return f"ac{every}-{s.checkpoint_ops}"
     return f"ac{every}"
 
 

@@ -47,7 +47,7 @@ def _beside_others(s: "Experiment") -> Iterator[str]:
         if twice and is_set[name]:
             value = getattr(s, name)
             yield f"{name} is {value!r}, but deepspeed.{twice} is {given[twice]!r}: both set it; drop one"
-    for name in ("checkpoint_every", "checkpoint_offload"):
+    for name in ("checkpoint_every", "checkpoint_ops", "checkpoint_offload"):
         if not s.activation_checkpointing and is_set[name]:
             yield f"{name} is {getattr(s, name)!r}, but activation_checkpointing is off: turn it on, or drop {name}"
     for name in ("lora_targets", "frozen_weights"):

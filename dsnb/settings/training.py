@@ -252,6 +252,9 @@ class Training(BaseModel):
     """Recompute the activations of transformer blocks in the backward pass instead of keeping them."""
     checkpoint_every: AtLeast1 = 1
     """With activation checkpointing: recompute every k-th block; 1 for all of them."""
+    checkpoint_ops: Literal["all", "cheap"] = "all"
+    """With activation checkpointing: recompute all of a block, or only `cheap` operations, such as norms and activation
+    functions, and keep results of linear layers and fused attention (selective checkpointing)."""
     checkpoint_offload: Flag = False
     """With activation checkpointing: keep the blocks' inputs in host memory."""
     micro_batch_size: AtLeast1 = 8

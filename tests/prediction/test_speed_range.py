@@ -81,23 +81,38 @@ def test_kinds_of_own_runs():
 def on(gpu, nodes=1, by_cpu=False, **settings):
     hardware = Hardware(find(gpu), Link(network_gb_per_s=50.0))
     experiment = Experiment(**{**LLAMA, **settings, "gpus": 8 * nodes})
-    return hardware.speed_range(experiment, by_cpu)
+    return hardware.speed_ranges(experiment, by_cpu)
 
 
 def test_dsnb_s_own_runs_and_those_of_other_programs_are_told_apart():
-    own = on("H200")
+    found = on("H200")
+    own = found.printed
+    assert found.own == own
     settings, width_pct = OWN["H200: llama, limited by the GPU"][:2]
     assert own == SpeedRange(1 / (1 + width_pct / 100), 1 + width_pct / 100, own.on)
     assert own.on == f"{settings} settings, H200: llama, limited by the GPU"
     rows, _, low_pct, high_pct = OTHERS["A100, one node"]
-    found = on("A100")
+    assert on("A100").own is None
+    found = on("A100").printed
     assert found == SpeedRange(1 + low_pct / 100, 1 + high_pct / 100, found.on)
     assert found.on == f"{rows} settings of other programs, A100, one node"
-    assert "other programs, H100, several nodes" in on("H100", nodes=2).on
-    assert "other programs, other GPUs, one node" in on("RTX 5090").on
-    assert on("A100", offload="all-cpu", zero_stage=3, strategy="deepspeed").on.endswith(
+    assert "other programs, H100, several nodes" in on("H100", nodes=2).printed.on
+    assert "other programs, other GPUs, one node" in on("RTX 5090").printed.on
+    assert on("A100", offload="all-cpu", zero_stage=3, strategy="deepspeed").printed.on.endswith(
         "offload to the CPU"
     )
+
+
+def test_where_many_projects_measured_the_range_spans_both_bases(monkeypatch):
+    monkeypatch.setitem(speed_range.OTHERS, "H100, one node", [26, 3, -40.0, 1.0])
+    found = on("H100")
+    assert found.printed.low == found.others.low == 0.6
+    assert found.printed.high == found.own.high > 1.01
+    assert found.printed.on == f"{found.own.on}, and {found.others.on}"
+    monkeypatch.setitem(speed_range.OTHERS, "H100, one node", [26, 2, -40.0, 1.0])
+    assert on("H100").printed == found.own
+    offloaded = on("H100", offload="all-cpu", zero_stage=3, strategy="deepspeed")
+    assert offloaded.others is None
 
 
 def test_ranges_of_gpus_without_a_row_are_wider():
@@ -114,7 +129,7 @@ def test_calibrated_predictions_have_the_ranges_of_their_own_runs():
     plain = Hardware(find("H200"), Link())
     made = runs({}, {"micro_batch_size": 4}, {"model": "gpt2"})
     calibrated = plain.calibrated(made)
-    found = calibrated.speed_range(given(), False)
+    found = calibrated.speed_ranges(given(), False).printed
     assert found.on == "3 settings, all"
     assert found.high == 1 / found.low == 1 + calibrated.errors[accuracy.ALL].mean_pct / 100
 

@@ -50,6 +50,10 @@ def changed(one, fixed=(), **settings):
         ({"strategy": "ddp", "precision": "fp32"}, [PADDED]),
         ({"strategy": "fsdp", "compile": "default"}, [KEPT, PADDED]),
         ({"strategy": "fsdp", "grad_accum": 2}, [{"reduce_gradients": "step"}, KEPT, PADDED]),
+        (
+            {"zero_stage": 1, **RECOMPUTED},
+            [PADDED, {"checkpoint_every": 3}, {"checkpoint_every": 4}, {"checkpoint_ops": "cheap"}],
+        ),
         ({"zero_stage": 1, "model": "llama-3.2-1b"}, []),  # 128,256 are a multiple of 64
     ],
     ids=str,

@@ -40,6 +40,11 @@ def test_products_are_six_flops_a_weight_and_token():
     ):  # a forward pass of the recomputed blocks
         again = work(activation_checkpointing=True, checkpoint_every=every).matmul_flops
         assert again - plain == pytest.approx(2 * BLOCKS * TOKENS * share)
+    cheap = {"activation_checkpointing": True, "checkpoint_ops": "cheap"}
+    whole, kept = work(activation_checkpointing=True), work(**cheap)
+    assert kept.matmul_flops == plain
+    assert kept.attention_flops == work().attention_flops < whole.attention_flops
+    assert kept.elementwise_bytes == whole.elementwise_bytes > work().elementwise_bytes
     split = work(tensor_parallel=2, gpus=2).matmul_flops
     assert split - 6 * HEAD * TOKENS == pytest.approx((plain - 6 * HEAD * TOKENS) / 2)
 
@@ -150,7 +155,7 @@ def test_launches_are_those_of_narrow_models_on_a_gpu():
 ROUND = {
     "WORK": {"attention_tile": 8, "compiled_traffic": 0.5, "adapter_kernels": 7, "outside_kernels": 1000},
     "LAUNCHES": {
-        "kernel": 1, "modules": 100, "recomputed_kernel": 2, "recomputed_block": 20, "adapter": 12,
+        "kernel": 1, "modules": 100, "recomputed_kernel": 2, "recomputed_block": 20, "kept_kernel": 7, "adapter": 12,
         "compiled_adapter": 6, "hook": 3, "idle_hook": 1, "cast": 0.5, "split": 40, "tensor_reduction": 8,
         "compiled_block": 12, "recomputed_compiled_block": 30, "fsdp_block": 64, "cuda_graphs": 5,
     },
@@ -427,6 +432,7 @@ def test_weights_of_4_bits_are_made_again_for_each_pass():
     [
         ({}, 100 + 20 + 30 + 2),
         (AGAIN, 152 + 20 + 2 * 20),
+        ({**AGAIN, "checkpoint_ops": "cheap"}, 152 + 20 + 2 * 20 + 7 * 20),
         (AUTOCAST, 100 + 50 + 2 + 0.5 * 10),  # 6 + 4 kernels are casts
         ({**AUTOCAST, **AGAIN}, 157 + 20 + 2 * 20 + 0.5 * 6),
         ({"lora_rank": 1}, 152 + 12 * 3),

@@ -31,6 +31,8 @@ def test_ranks_that_share_a_model_share_its_sequences(split, data_parallel):
     [
         ({}, "ac"),
         ({"checkpoint_every": 2}, "ac2"),
+        ({"checkpoint_ops": "cheap"}, "ac-cheap"),
+        ({"checkpoint_ops": "cheap", "checkpoint_every": 2}, "ac2-cheap"),
         ({"checkpoint_offload": True}, "ac-cpu"),
         ({"checkpoint_every": 3, "checkpoint_offload": True}, "ac3-cpu"),
     ],

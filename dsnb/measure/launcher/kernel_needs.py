@@ -30,8 +30,7 @@ def _attention_s(experiment: Experiment, worker: Mapping[str, Any]) -> float | N
     if not forward or active is None or masked is None or not layers:
         return None
     attention = 3 * (forward - metrics.forward_flops_per_token(active, 0))
-    every = experiment.checkpoint_every if experiment.activation_checkpointing else 0
-    passes = 1 + recomputed_blocks(layers, every) / layers / 3
+    passes = 1 + recomputed_blocks(layers, experiment.whole_every) / layers / 3
     moved = metrics.attention_bytes_per_token(
         attention, experiment.seq_len, experiment.numbers.computed_bytes
     )

@@ -15,8 +15,9 @@ separate process.
 """
 
 TRACED = (
-    "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile", "compile_unit",
-    "activation_checkpointing", "checkpoint_every", "checkpoint_offload", "attention", "dropout", "loss", "lora_rank",
-    "lora_targets", "pad_vocab", "tensor_parallel",
+    "model", "weights", "strategy", "precision", "mixed_precision", "seq_len", "compile",
+    "compile_unit", "activation_checkpointing", "checkpoint_every", "checkpoint_ops",
+    "checkpoint_offload", "attention", "dropout", "loss", "lora_rank", "lora_targets", "pad_vocab",
+    "tensor_parallel",
 )  # fmt: skip
 """Settings on which a pass depends: none of the engine's, and not the micro-batch."""

@@ -59,9 +59,7 @@ def count(experiment: Experiment) -> dict[str, Any]:
         attention[place] += metrics.attention_flops_per_token(*shape)
         masked += metrics.masked_flops_per_token(*shape)
         windowed += bool(each.window and each.window < experiment.seq_len)
-    every = 0
-    if experiment.activation_checkpointing:
-        every = experiment.checkpoint_every
+    every = experiment.whole_every
     again = range(0, len(blocks(model)), every) if every else ()
     active = used.total()
     attended = sum(attention.values())

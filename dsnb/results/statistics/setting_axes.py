@@ -36,7 +36,12 @@ GROUPS = {
         "gradient_checks",
     ),
     "batch and accumulation": ("micro_batch_size", "grad_accum"),
-    "checkpointing": ("activation_checkpointing", "checkpoint_every", "checkpoint_offload"),
+    "checkpointing": (
+        "activation_checkpointing",
+        "checkpoint_every",
+        "checkpoint_ops",
+        "checkpoint_offload",
+    ),
     "compilation": ("compile", "compile_unit", "attention", "loss", "pad_vocab"),
     "offload": ("offload",),
     "GPUs": ("gpus", "nodes", "gpu_name"),

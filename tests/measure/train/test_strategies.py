@@ -143,6 +143,12 @@ def expected(small):
                 **CLIP,
             },
         ),
+        ("gpt2-tiny", {**FSDP, **CHECKPOINTED, "checkpoint_ops": "cheap", **ACCUMULATED, **CLIP}),
+        (
+            "llama-tiny",
+            {"zero_stage": 3, "deepspeed": GATHERED, **CHECKPOINTED, "checkpoint_ops": "cheap"},
+        ),
+        ("moe-tiny", {"zero_stage": 1, **CHECKPOINTED, "checkpoint_ops": "cheap"}),
         ("gpt2-tiny", {"zero_stage": 3, "zeropp": "partition", **OFFLOADED, **ACCUMULATED, **CLIP}),
         (
             "gpt2-tiny",

@@ -182,6 +182,11 @@ def test_a_hybrid_with_experts(counted):
     )  # layer 2 has the attention
 
 
+def test_where_products_are_kept_none_is_recomputed(counted):
+    found = counted({**JAMBA}, activation_checkpointing=True, checkpoint_ops="cheap")
+    assert found["recomputed_flops_per_token"] == 0
+
+
 def test_a_block_that_several_layers_share_works_in_each(counted):
     config = {
         "model_type": "zamba2",

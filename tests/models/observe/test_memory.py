@@ -53,6 +53,22 @@ def test_a_trace_serves_all_micro_batches(model, settings):
     assert min(number for number, _ in found.moments) >= 0
 
 
+@pytest.mark.process
+def test_of_cheap_operations_that_are_recomputed_the_results_of_products_are_kept():
+    """Llama 3.2 1B in bf16: results of seven layers and of attention, and a block's input."""
+    settings = {"model": "llama-3.2-1b", "seq_len": 2048, "precision": "bf16", "device": "cuda"}
+    cheap = {"activation_checkpointing": True, "checkpoint_ops": "cheap"}
+    found = MemoryTrace.of(memory_trace.trace(Experiment(**settings, **cheap)), 1)
+    attention = 2048 + 512 + 512 + 2048 + 2048  # queries, keys, values, their result, the output
+    products = attention + 2 * 8192 + 2048
+    of_token = 2 * (products + 2048) + 4 * 32  # and a sum in fp32 for each of 32 heads
+    assert found.kept == pytest.approx(16 * 2048 * of_token, rel=1e-3)
+    whole = MemoryTrace.of(
+        memory_trace.trace(Experiment(**settings, activation_checkpointing=True)), 1
+    )
+    assert whole.kept == 16 * 2048 * 2 * 2048
+
+
 @pytest.mark.parametrize(
     ("model", "layers", "settings"),
     [
