@@ -22,7 +22,6 @@ from dsnb.prediction.speed_range import (
     place_of,
 )
 from dsnb.prediction.step_time import StepTime
-from dsnb.results.literature.tables import FOREIGN
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import given, runs, trace_nothing
 
@@ -148,7 +147,7 @@ def test_ranges_cover_what_they_say_of_the_measured_runs():
     assert found.runs > 200
     assert 0.75 <= found.share <= 0.95
     assert found.median_pct <= 20
-    new = [run for run in others if run.source not in FOREIGN]  # not of 2021 and 2022
+    new = [run for run in others if run.source not in ranges.PUBLISHERS.values()]
     assert 0.8 <= ranges.coverage(new, own, OTHERS).share <= 0.95
 
 
