@@ -47,6 +47,13 @@ FIELDS = (
 )  # fmt: skip
 OWN = ("h200", "h100", "h200_archive", "h200_gpt2_zero_precision", "h200_memory")
 CHECKED_TABLES = ("h200", "h100")
+PUBLISHERS = {
+    "lambda_1cc_opt": "Lambda",
+    "bigscience_1b3": "BigScience",
+    "jean_zay_bloom7b": "Jean Zay",
+    "dist_training_gpt2": "dist-training",
+}
+"""Who measured the published tables, as a nearest run says it."""
 MIN_SETTINGS = 5
 """Settings of a kind of dsnb's own runs, and of the best MFU of a GPU, below which a wider one is taken."""
 LOW = (1 - COVERED) / 2
@@ -102,7 +109,8 @@ def published_runs() -> Iterator[MeasuredRun]:
         for run in calibration.measured(dsnb.published(name), link):
             nodes = gpus.link(link).nodes(run.experiment)
             gpu = gpus.find(run.gpu_name)
-            yield measured_run(name, run.experiment, gpu, nodes, run.step_time_s, run.counts)
+            publisher = PUBLISHERS[name]
+            yield measured_run(publisher, run.experiment, gpu, nodes, run.step_time_s, run.counts)
     for row in outside_rows.read():
         experiment = row.experiment
         if experiment is None or not row.published.get("tps"):

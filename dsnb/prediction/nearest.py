@@ -77,6 +77,11 @@ def features(
     trained = "all weights trained"
     if experiment.lora_rank:
         trained = "LoRA"
+        if experiment.frozen_weights != "auto":
+            trained = f"LoRA beside {experiment.frozen_weights} weights"
+    precision: str = experiment.precision
+    if experiment.matmul == "fp8":
+        precision = "fp8"
     place = "one node"
     if nodes > 1:
         place = "several nodes"
@@ -88,7 +93,7 @@ def features(
         "model": model_name(experiment.model),
         "family": model.family,
         "strategy": experiment.label,
-        "precision": experiment.precision,
+        "precision": precision,
         "mixed_precision": experiment.mixed_precision,
         "compiled": compiled,
         "recomputed": recomputed,

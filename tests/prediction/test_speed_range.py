@@ -21,7 +21,7 @@ from dsnb.prediction.speed_range import (
     own_kinds,
     place_of,
 )
-from dsnb.results.literature.tables import FOREIGN
+from dsnb.prediction.step_time import StepTime
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import given, runs, trace_nothing
 
@@ -147,7 +147,7 @@ def test_ranges_cover_what_they_say_of_the_measured_runs():
     assert found.runs > 200
     assert 0.75 <= found.share <= 0.95
     assert found.median_pct <= 20
-    new = [run for run in others if run.source not in FOREIGN]  # not of 2021 and 2022
+    new = [run for run in others if run.source not in ranges.PUBLISHERS.values()]
     assert 0.8 <= ranges.coverage(new, own, OTHERS).share <= 0.95
 
 
@@ -230,7 +230,9 @@ def test_no_range_exceeds_the_best_mfu_ever_measured(gpu, model, monkeypatch):
         for column in ("tokens_per_s_high", "others_high"):
             tflops = metrics.tflops(flops_per_token(one), row[column] / one.gpus)
             assert math.isnan(tflops) or tflops / find(gpu).half_tflops <= best * 1.0001
-        assert row["tokens_per_s_low"] < row["tokens_per_s_high"]
+        assert row["tokens_per_s_low"] < row["tokens_per_s"] <= row["tokens_per_s_high"]
+        parts_s = sum(row[name] for name in StepTime.__dataclass_fields__)
+        assert parts_s == pytest.approx(row["step_time_s"])
 
 
 def test_days_and_speeds_have_the_same_range(monkeypatch):
