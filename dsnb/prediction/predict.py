@@ -29,7 +29,15 @@ from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.speed_range import SpeedRanges
-from dsnb.prediction.step_time import DEFAULT, Constants, StepCounts, check, count_step, stack
+from dsnb.prediction.step_time import (
+    DEFAULT,
+    Constants,
+    StepCounts,
+    StepTime,
+    check,
+    count_step,
+    stack,
+)
 from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.prediction.work import trained_parameters
@@ -40,6 +48,9 @@ if TYPE_CHECKING:
 
 
 TIGHT = "not promised: memory is tight"
+SLOWER = ("step_time_s", "days", "gpu_hours", "cost", *StepTime.__dataclass_fields__)
+FASTER = ("tokens_per_s", "mfu")
+"""Figures that are larger and smaller of a slower training."""
 """In place of the settings that the error of a speed was measured on."""
 PARTS = {
     "weights_gib": "weights",
@@ -197,7 +208,7 @@ def predict(
     table = tabulated(
         experiments, counts, traces(experiments), hardware, tokens=tokens, price=price
     )
-    return table.assign(nearest=[nearest_run(one, hardware) for one in experiments])
+    return bounded(table).assign(nearest=[nearest_run(one, hardware) for one in experiments])
 
 
 def nearest_run(experiment: Experiment, hardware: Hardware) -> str:
@@ -244,7 +255,7 @@ def tabulated(
     steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
     steps = zip(experiments, model_traces, by_cpu, steps_s, parts_s, strict=True)
-    for experiment, trace, is_by_cpu, shortest_s, parts in steps:
+    for experiment, trace, is_by_cpu, step_s, parts in steps:
         kind = accuracy.host_kind(experiment)
         row = {
             "experiment": experiment.name_with_model,
@@ -254,21 +265,16 @@ def tabulated(
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        flops = flops_per_token(experiment, trace)
-        of_gpu = experiment.tokens_per_step / shortest_s / experiment.gpus
-        tflops = metrics.tflops(flops, of_gpu)
-        peak_tflops = hardware.gpu.peak_flops(experiment.precision) / 1e12
-        highest_mfu = metrics.mfu(tflops, peak_tflops) or math.inf
-        longer = _longer(experiment, hardware.gpu.name, highest_mfu)
-        step_s = longer * shortest_s
         tokens_per_s = experiment.tokens_per_step / step_s
-        mfu = highest_mfu / longer
+        flops = flops_per_token(experiment, trace)
+        tflops = metrics.tflops(flops, tokens_per_s / experiment.gpus)
+        mfu = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12) or math.inf
         row |= {
             "tokens_per_s": tokens_per_s,
             **_speed_columns(experiment, hardware, tokens_per_s, mfu, is_by_cpu, is_tight),
             "step_time_s": step_s,
             "limited_by": "CPU" if is_by_cpu else "GPU",
-            **{name: longer * part_s for name, part_s in parts.items()},
+            **parts,
         }
         usual_tokens = math.nan
         if trace:
@@ -293,11 +299,21 @@ def tabulated(
     return pd.DataFrame(rows)
 
 
-def _longer(experiment: Experiment, gpu: str, mfu: float) -> float:
-    """Return how much longer a step takes than predicted if its MFU is above the best that was ever measured."""
-    if math.isinf(mfu):  # unknown
-        return 1.0
-    return max(1.0, mfu / speed_range.best_mfu(gpu, experiment))
+def bounded(table: "pd.DataFrame") -> "pd.DataFrame":
+    """Return predictions of which none is faster than its range: then it is the range's end.
+
+    The order of settings is that of the speeds as predicted: the bound would make several of them equal.
+    """
+    if not len(table):
+        return table
+    ends = table["tokens_per_s_high"].fillna(table["tokens_per_s"])
+    longer = (table["tokens_per_s"] / ends).clip(lower=1.0)
+    changed = {}
+    for name in set(SLOWER).intersection(table):
+        changed[name] = table[name] * longer
+    for name in set(FASTER).intersection(table):
+        changed[name] = table[name] / longer
+    return table.assign(**changed)
 
 
 def _speed_columns(

@@ -22,7 +22,7 @@ from dsnb.prediction.accuracy import ALL
 from dsnb.prediction.calibration import MIN_CALIBRATED, Measured, of_record
 from dsnb.prediction.gpus import GpuSpec, Link, known_gpu
 from dsnb.prediction.memory import peak_memory, room_gib
-from dsnb.prediction.predict import Hardware, nearest_run, tabulated
+from dsnb.prediction.predict import Hardware, bounded, nearest_run, tabulated
 from dsnb.prediction.step_time import count_step, problem
 from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.results.answers.decide import is_probe
@@ -277,7 +277,7 @@ def unmeasured(
         fitted_to = f"the {len(timed):,} settings that were measured on it here"
     traced = traces_of(shown, make=can_trace())
     counts = [count_step(experiment, hardware.gpu, path) for experiment in shown]
-    figures = tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS)
+    figures = bounded(tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS))
     sources = Counter(labels.text(one.record.get("source")) for one in on_gpu)
     table = _as_runs(shown, figures, hardware)
     table = table.assign(gpu_name=gpu_name, source=sources.most_common(1)[0][0])

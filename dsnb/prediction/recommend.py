@@ -26,7 +26,7 @@ from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
 from dsnb.prediction.gpus import NODE_GPUS, known_gpu
 from dsnb.prediction.memory import need_gib, peak_memory, room_gib
-from dsnb.prediction.predict import nearest_run
+from dsnb.prediction.predict import bounded, nearest_run
 from dsnb.prediction.predicted import allowed
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.prediction.shapes import shape
@@ -256,6 +256,7 @@ def _answer(
     table["step_time_s"] = table["step_time_s"].where(~is_measured, tokens / ranked["tokens_per_s"])
     table.insert(1, "worse_pct", 100 * (ranked[column] / ranked[column].iloc[0] - 1))
     table.insert(2, "basis", ranked["basis"])
+    table = bounded(table)
     hardware = search.target.hardware
     table["nearest"] = [nearest_run(search.asked[name], hardware) for name in result.chosen]
     to_try = dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])

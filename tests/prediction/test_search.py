@@ -71,7 +71,8 @@ def test_few_traces_find_what_all_traces_find(traced, gpu):
     everything = dsnb.predict(asked, gpu, tokens=1e9)
     fitting = everything[everything["fits"]]
     assert few < kinds / 5
-    assert found.options["tokens_per_s"].iloc[0] == fitting["tokens_per_s"].max()
+    fastest = predict.bounded(found.options.head(1))
+        assert fastest["tokens_per_s"].item() == pytest.approx(fitting["tokens_per_s"].max())
     tied = fitting[fitting["days"] <= 1.02 * fitting["days"].min()]["experiment"]
     simplest = min((one for one in asked if one.name_with_model in set(tied)), key=simplicity)
     assert found.chosen[0] == simplest.name_with_model

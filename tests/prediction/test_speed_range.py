@@ -226,7 +226,14 @@ def test_no_range_exceeds_the_best_mfu_ever_measured(gpu, model, monkeypatch):
     counts = [predict.count_step(one, hardware.gpu, hardware.link) for one in settings]
     table = predict.tabulated(settings, counts, [None] * len(settings), hardware, tokens=1e9)
     best = BEST_MFU.get(f"{gpu}, half", BEST_MFU["other GPUs, half"])[1]
-    for one, row in zip(settings, table.to_dict("records"), strict=True):
+    bounded = predict.bounded(table)
+    assert bounded["step_time_s"].tolist() == pytest.approx(
+        [
+            one.tokens_per_step / rate
+            for one, rate in zip(settings, bounded["tokens_per_s"], strict=True)
+        ]
+    )
+    for one, row in zip(settings, bounded.to_dict("records"), strict=True):
         for column in ("tokens_per_s_high", "others_high"):
             tflops = metrics.tflops(flops_per_token(one), row[column] / one.gpus)
             assert math.isnan(tflops) or tflops / find(gpu).half_tflops <= best * 1.0001
