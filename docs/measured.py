@@ -15,6 +15,7 @@ from benchmarks import (
     family_kernels,
     headline,
     left_out_families,
+    new_settings,
     other_estimates,
     prediction_errors,
     ratio_errors,
@@ -432,6 +433,7 @@ SLOW_TABLES: dict[str, Rows] = {
     "regret": regret_table,
     "estimates": estimates_table,
     "calibrated": calibrated_table,
+    "new-settings": lambda: [*new_settings.HEADER, *new_settings.rows()],
 }
 """Tables that take minutes: `python -m docs.figures slow` writes them."""
 ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out", "confirmed"}

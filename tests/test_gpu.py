@@ -347,6 +347,20 @@ def test_sharded_parts_of_layers_train_as_one_process_does(
     assert losses(**split) == pytest.approx(losses(**common, strategy="plain"), abs=tolerance)
 
 
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny", "qwen3-moe-tiny"])
+def test_blocks_that_recompute_cheap_operations_train_alike_in_less_memory(trained, model):
+    common = {**ON_GPU, "model": model, "strategy": "plain", "precision": "bf16"}
+    common |= {"micro_batch_size": 8, "seq_len": 128}
+    cheap = {"activation_checkpointing": True, "checkpoint_ops": "cheap"}
+    kept, recomputed = (trained(**common, **how) for how in ({}, cheap))
+    curves = []
+    for _, paths in (kept, recomputed):
+        curves.append([step["loss"] for step in json_files.read_lines(paths.steps)])
+    assert curves[1] == pytest.approx(curves[0], abs=2e-3)
+    needs = [result.summary["peak_allocated_gib"] for result, _ in (kept, recomputed)]
+    assert needs[1] < needs[0]
+
+
 @FOUR_GPUS
 @pytest.mark.parametrize("sharing", [{"shard_size": 2}, SPLIT], ids=str)
 @pytest.mark.parametrize("compiled", ["off", "default"])

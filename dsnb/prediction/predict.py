@@ -244,7 +244,7 @@ def tabulated(
     steps_s = np.asarray(times.step_time_s).tolist()
     rows = []
     steps = zip(experiments, model_traces, by_cpu, steps_s, parts_s, strict=True)
-    for experiment, trace, is_by_cpu, step_s, parts in steps:
+    for experiment, trace, is_by_cpu, shortest_s, parts in steps:
         kind = accuracy.host_kind(experiment)
         row = {
             "experiment": experiment.name_with_model,
@@ -254,16 +254,21 @@ def tabulated(
         if trace:
             row |= _memory_columns(experiment, trace, hardware, row["host_memory_gib"])
         is_tight = row.get("tight", False)
-        tokens_per_s = experiment.tokens_per_step / step_s
         flops = flops_per_token(experiment, trace)
-        tflops = metrics.tflops(flops, tokens_per_s / experiment.gpus)
-        mfu = metrics.mfu(tflops, hardware.gpu.peak_flops(experiment.precision) / 1e12) or math.inf
+        of_gpu = experiment.tokens_per_step / shortest_s / experiment.gpus
+        tflops = metrics.tflops(flops, of_gpu)
+        peak_tflops = hardware.gpu.peak_flops(experiment.precision) / 1e12
+        highest_mfu = metrics.mfu(tflops, peak_tflops) or math.inf
+        longer = _longer(experiment, hardware.gpu.name, highest_mfu)
+        step_s = longer * shortest_s
+        tokens_per_s = experiment.tokens_per_step / step_s
+        mfu = highest_mfu / longer
         row |= {
             "tokens_per_s": tokens_per_s,
             **_speed_columns(experiment, hardware, tokens_per_s, mfu, is_by_cpu, is_tight),
             "step_time_s": step_s,
             "limited_by": "CPU" if is_by_cpu else "GPU",
-            **parts,
+            **{name: longer * part_s for name, part_s in parts.items()},
         }
         usual_tokens = math.nan
         if trace:
@@ -286,6 +291,13 @@ def tabulated(
         }
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _longer(experiment: Experiment, gpu: str, mfu: float) -> float:
+    """Return how much longer a step takes than predicted if its MFU is above the best that was ever measured."""
+    if math.isinf(mfu):  # unknown
+        return 1.0
+    return max(1.0, mfu / speed_range.best_mfu(gpu, experiment))
 
 
 def _speed_columns(

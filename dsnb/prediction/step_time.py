@@ -184,7 +184,7 @@ def traffic(experiment: Experiment) -> dict[str, float]:
 
     Tensor parallelism has two all-reduces per block and pass (Shoeybi et al. 2019,
     arXiv:1909.08053). DeepSpeed's layers reduce the gradient of each input, also of OPT's queries,
-    keys and values, which share one; with FSDP they do it together.
+    keys and values, which share one; torch's strategies do it together.
     """
     model = shape(experiment.model)
     trained = trained_parameters(experiment)

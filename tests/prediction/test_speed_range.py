@@ -21,6 +21,7 @@ from dsnb.prediction.speed_range import (
     own_kinds,
     place_of,
 )
+from dsnb.prediction.step_time import StepTime
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import given, runs, trace_nothing
 
@@ -229,7 +230,9 @@ def test_no_range_exceeds_the_best_mfu_ever_measured(gpu, model, monkeypatch):
         for column in ("tokens_per_s_high", "others_high"):
             tflops = metrics.tflops(flops_per_token(one), row[column] / one.gpus)
             assert math.isnan(tflops) or tflops / find(gpu).half_tflops <= best * 1.0001
-        assert row["tokens_per_s_low"] < row["tokens_per_s_high"]
+        assert row["tokens_per_s_low"] < row["tokens_per_s"] <= row["tokens_per_s_high"]
+        parts_s = sum(row[name] for name in StepTime.__dataclass_fields__)
+        assert parts_s == pytest.approx(row["step_time_s"])
 
 
 def test_days_and_speeds_have_the_same_range(monkeypatch):

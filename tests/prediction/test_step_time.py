@@ -511,13 +511,14 @@ def test_products_in_fp32_beside_half_precision_take_as_long_as_fp32_does(monkey
 def test_tensor_parallel_ranks_reduce_after_each_layer_of_their_stage():
     """OPT reduces for six layers of each of 24 blocks, and for two where the block is recomputed.
 
-    With FSDP queries, keys and values, which read one input, are one of four.
+    With torch's strategies queries, keys and values, which read one input, are one of four.
     """
     hidden_states = 4 * 1024 * 2048 * 2
     settings = {"gpus": 4, "tensor_parallel": 4, "grad_accum": 3, "zero_stage": 1}
-    by_fsdp = traffic(**{**settings, "zero_stage": 0}, strategy="fsdp")
-    assert by_fsdp.tensor_messages == 3 * 4 * 24
-    assert by_fsdp.tensor_all_reduce == 3 * 4 * 24 * hidden_states * 2 * 3 / 4
+    for name in ("fsdp", "plain"):
+        by_torch = traffic(**{**settings, "zero_stage": 0}, strategy=name)
+        assert by_torch.tensor_messages == 3 * 4 * 24
+        assert by_torch.tensor_all_reduce == 3 * 4 * 24 * hidden_states * 2 * 3 / 4
     for again, of_block in (({}, 6), ({"activation_checkpointing": True}, 8)):
         found = traffic(**settings, **again)
         assert found.tensor_messages == 3 * of_block * 24

@@ -99,7 +99,11 @@ def setting(run: Mapping[str, Any]) -> str:
         precision += " autocast"
     elif precision and run.get("mixed_precision") == "none":
         precision = f"pure {precision}"
-    parts = [strategy(run.get("strategy")).phrase or parallelism(run), precision]
+    chosen = strategy(run.get("strategy"))
+    sharing = parallelism(run)
+    if chosen.phrase and sharing == chosen.label:
+        sharing = chosen.phrase
+    parts = [sharing, precision]
     mode = _known(run, "compile")
     if mode not in {"", "off", "false"}:
         parts.append(axis("compile").label(mode))

@@ -17,7 +17,9 @@ class Plain(Strategy):
     settings = frozenset({"tensor_parallel"})
     min_ranks = max_ranks = 1
     why_no_zero = "it is one process"
+    may_split_layers = False
     has_native_half = False
+    shares_split_inputs = True
     memory_rule = "dsnb.prediction.memory:plain"
 
     def refusals(self, s: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import shapes, traces
-from dsnb.prediction.predict import _flops_per_token
+from dsnb.prediction.predict import flops_per_token
 from dsnb.prediction.work import work
 from dsnb.settings.experiment import Experiment
 from tests.support import lazy
@@ -187,5 +187,5 @@ def test_flops_of_experts_are_those_that_work_on_a_token(counted, monkeypatch):
     """Mixtral 8x7B: 12.88 billion active parameters, 32 x 4096 of heads, no window (its configuration)."""
     monkeypatch.setattr(traces, "MODES", {"half": {"precision": "bf16"}})
     trace = SimpleNamespace(parameters=46_702_792_704, trainable=46_702_792_704)
-    found = _flops_per_token(Experiment(model="mixtral-8x7b", seq_len=4096), trace)
+    found = flops_per_token(Experiment(model="mixtral-8x7b", seq_len=4096), trace)
     assert found == pytest.approx(6 * 12_879_925_248 + 12 * 32 * 4096 * 4096, rel=1e-6)

@@ -1,6 +1,6 @@
-"""Kinds of settings that no constant was fitted to, measured beside their predictions.
+"""Settings that no data set has, beside their predictions: fewer bits on one GPU, 7 to 8 billion parameters on four.
 
-`python -m benchmarks.unseen_settings FOLDER GPU` adds the runs of a folder to `unseen_settings.csv`;
+`python -m benchmarks.new_settings FOLDER GPU` adds the runs of a folder to `new_settings.csv`;
 without arguments it prints the table of docs/explanation/prediction_time_errors.md, predicted with
 today's constants.
 """
@@ -15,12 +15,12 @@ import dsnb
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import KEYS
 
-TABLE = Path(__file__).with_name("unseen_settings.csv")
+TABLE = Path(__file__).with_name("new_settings.csv")
 GPU = "gpu"
 """The column with the name under which predictions know a run's GPU."""
 FIGURES = ("tokens_per_s", "peak_allocated_gib")
 HEADER = [
-    "| setting | GPU | tokens/s | predicted | off, % | GiB | predicted | off, % |",
+    "| model and setting | GPU | tokens/s | predicted | off, % | GiB | predicted | off, % |",
     "|---" * 8 + "|",
 ]
 
