@@ -301,7 +301,7 @@ def _missed(log: float, ends: Ends) -> float:
 
 
 def _covering(missed: Sequence[float]) -> float:
-    """Return the margin that covers `COVERED` of the rows, as in split conformal prediction; ranges are never narrowed."""
+    """Return the margin that covers `COVERED` of the rows (split conformal prediction); none narrows a range."""
     place = math.ceil(COVERED * (len(missed) + 1)) - 1
     return max(0.0, sorted(missed)[min(place, len(missed) - 1)])
 
