@@ -79,6 +79,11 @@ def test_rows_that_cannot_be_expressed_say_why(tmp_path):
         assert expected in problem
     assert all(problems[1:])
     assert problems[-1] == "the row has no 'settings'"
+    bare = {name: usual[name] for name in ("cfg", "gpu", "gpus", "link", "settings", "tps")}
+    file.write_text(json.dumps([{**bare, "note": None, "nodes": None}, missing]))
+    table = rows.predicted(rows.read(file))
+    assert summary.by_gpu(table)[0].name == "H100, one node"
+    assert len(summary.problem_lines(table)) == 2
 
 
 def test_what_is_known_of_a_program_is_kept_unless_the_row_contradicts_it(published):

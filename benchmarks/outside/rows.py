@@ -95,7 +95,7 @@ class Row:
     @property
     def source(self) -> str:
         """Where it was published."""
-        return str(self.published["source"])
+        return str(self.published.get("source", ""))
 
 
 def read(file: Path = ROWS) -> list[Row]:
@@ -127,7 +127,7 @@ def _row(published: Mapping[str, Any], folder: Path) -> Row:
 def _known(published: Mapping[str, Any], program: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return settings beyond the published ones: those of the program, and those that the note names."""
     found = [program.get("settings", {})]
-    note = published.get("note", "")
+    note = str(published.get("note") or "")
     for phrase in PROGRAMS["phrases"]:
         if phrase["note"] in note:
             found.append(phrase["settings"])
@@ -193,6 +193,7 @@ def _measured(row: Row) -> dict[str, Any]:
     return {
         **line,
         "experiment": experiment,
+        "nodes": row.published.get("nodes") or 1,
         "measured": row.published.get("tps"),
         "mem": row.published.get("mem"),
         "oom": bool(row.published.get("oom")),
