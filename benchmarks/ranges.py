@@ -301,9 +301,9 @@ def _missed(log: float, ends: Ends) -> float:
 
 
 def _covering(missed: Sequence[float]) -> float:
-    """Return the margin that covers `COVERED` of the rows, as in split conformal prediction."""
+    """Return the margin that covers `COVERED` of the rows (split conformal prediction); none narrows a range."""
     place = math.ceil(COVERED * (len(missed) + 1)) - 1
-    return sorted(missed)[min(place, len(missed) - 1)]
+    return max(0.0, sorted(missed)[min(place, len(missed) - 1)])
 
 
 def best_mfu(runs: Sequence[MeasuredRun]) -> dict[str, tuple[int, float]]:
