@@ -61,7 +61,9 @@ def searching(asked, gpu="H200", objective="time"):
 
 
 @pytest.mark.parametrize("gpu", ["H200", "A100-40GB", "A10"])
-def test_few_traces_find_what_all_traces_find(traced, gpu):
+def test_few_traces_find_what_all_traces_find(traced, gpu, monkeypatch):
+    """Among speeds as predicted: the end of a range may make several equal."""
+    monkeypatch.setattr(predict, "bounded", lambda table: table)
     asked = candidates(TRAINING)
     named = {one.name_with_model: one for one in asked}
     found = best(asked, gpu)
@@ -71,8 +73,7 @@ def test_few_traces_find_what_all_traces_find(traced, gpu):
     everything = dsnb.predict(asked, gpu, tokens=1e9)
     fitting = everything[everything["fits"]]
     assert few < kinds / 5
-    fastest = predict.bounded(found.options.head(1))
-        assert fastest["tokens_per_s"].item() == pytest.approx(fitting["tokens_per_s"].max())
+    assert found.options["tokens_per_s"].iloc[0] == fitting["tokens_per_s"].max()
     tied = fitting[fitting["days"] <= 1.02 * fitting["days"].min()]["experiment"]
     simplest = min((one for one in asked if one.name_with_model in set(tied)), key=simplicity)
     assert found.chosen[0] == simplest.name_with_model
