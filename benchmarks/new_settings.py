@@ -62,7 +62,8 @@ def compared() -> pd.DataFrame:
 def rows() -> Iterator[str]:
     """Yield the table's rows."""
     for row in compared().to_dict("records"):
-        cells = [f"{row['model']}, {row['experiment']}", row[GPU]]
+        setting = row["experiment"].removeprefix(f"{row['model']}_")
+        cells = [f"{row['model']}, {setting}", row[GPU]]
         for name, digits in zip(FIGURES, (0, 2), strict=True):
             measured = row[name]
             predicted = row[f"predicted_{name}"]
