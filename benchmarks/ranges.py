@@ -13,6 +13,7 @@ widened until they cover the rows of GPUs that were left out.
 
 import csv
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import dsnb
-from benchmarks import tuning
+from benchmarks import new_settings, trainers, tuning
 from benchmarks.outside import rows as outside_rows
 from benchmarks.prediction_errors import PUBLISHED, UNSEEN, median_runs
 from dsnb.base.formulas import metrics
@@ -34,7 +35,13 @@ from dsnb.prediction.nearest import MeasuredRun
 from dsnb.prediction.predict import flops_per_token
 from dsnb.prediction.shapes import shape
 from dsnb.prediction.speed_range import COVERED, OTHER_GPUS
-from dsnb.prediction.step_time import ATTENTION_GAINS, StepCounts, stack, step_times
+from dsnb.prediction.step_time import (
+    ATTENTION_GAINS,
+    StepCounts,
+    count_step,
+    stack,
+    step_times,
+)
 from dsnb.settings.experiment import Experiment
 
 Array = NDArray[Any]
@@ -86,6 +93,28 @@ def own_runs() -> Iterator[MeasuredRun]:
             yield from _of_dsnb(name, measured, is_unseen or name == "h100")
 
 
+def further_runs() -> Iterator[MeasuredRun]:
+    """Yield settings of dsnb that are in no data set: those of `new_settings` and of `trainers`."""
+    yield from _of_dsnb("new_settings", median_runs(new_settings.known()), is_unseen=False)
+    of_setting: dict[tuple[str, str], list[float]] = defaultdict(list)
+    runs: dict[tuple[str, str], trainers.Run] = {}
+    for record in trainers.read(trainers.RESULTS):
+        if record["way"] != "dsnb" or record["status"] != "ok":
+            continue
+        setting = (record["gpu"], record["settings"] + record["name"])
+        of_setting[setting].append(record["tokens_per_s"])
+        runs[setting] = trainers.Run.of(record)
+    for setting, rates in of_setting.items():
+        run = runs[setting]
+        same = trainers.training_of(run).model_dump(exclude_unset=True)
+        experiment = Experiment(**{**trainers.recommended(run.task.model), **same})
+        gpu = gpus.find(setting[0])
+        counts = count_step(experiment, gpu, gpus.link("nvlink"))
+        step_s = experiment.tokens_per_step / statistics.median(rates)
+        beside = measured_run("trainers", experiment, gpu, 1, step_s, counts)
+        yield beside._replace(is_own=True, is_checked=False)
+
+
 def _of_dsnb(name: str, measured: Sequence[Measured], is_unseen: bool) -> Iterator[MeasuredRun]:
     if not measured:
         return
@@ -121,6 +150,11 @@ def published_runs() -> Iterator[MeasuredRun]:
         project = "/".join(row.source.split()[0].split("/")[:2])
         beside = measured_run(project, experiment, gpu, nodes, step_s, row.counts())
         yield beside._replace(model=str(row.published["model"]))
+
+
+def measured_runs() -> list[MeasuredRun]:
+    """Return every setting that was measured beside its prediction."""
+    return [*own_runs(), *further_runs(), *published_runs()]
 
 
 def measured_run(
@@ -341,7 +375,7 @@ def coverage(
 
 def main() -> None:
     """Write the runs and the ranges, and print which share of the runs is within them."""
-    runs = [*own_runs(), *published_runs()]
+    runs = measured_runs()
     write_runs(runs)
     own, others = own_ranges(runs), Others(runs).ranges()
     tuning.write_rows("ranges.own", own)
