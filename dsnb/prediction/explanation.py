@@ -85,7 +85,8 @@ def _limits(best: "pd.Series[Any]") -> Sentence:
         shares[name] = round(100 * seconds / best["step_time_s"])
     ordered = sorted(shares, key=lambda name: -shares[name])
     shown = ", ".join(f"{shares[name]} % {name}" for name in ordered if shares[name])
-    return say("limits", step=significant(best["step_time_s"]), shares=shown)
+    shown_s = card.within_range(best)["step_time_s"]
+    return say("limits", step=significant(shown_s), shares=shown)
 
 
 def _evidence(best: "pd.Series[Any]", nearest: str) -> Iterator[Sentence]:

@@ -3,8 +3,10 @@
 import math
 import re
 
+import pandas as pd
 import pytest
 
+from dsnb.prediction import explanation as explained
 from dsnb.prediction.explanation import LIMITS, explanation, out_of_reach
 from dsnb.prediction.search import Search
 from dsnb.prediction.target import Target
@@ -104,3 +106,11 @@ def test_a_way_of_sharing_is_out_of_reach_if_its_smallest_setting_is():
     ]
     search = searching(asked, 100.0, peak_allocated_gib=[140.0, 150.0, 130.0, 150.0])
     assert str(out_of_reach(search)) == "Out of reach: ZeRO 0 needs at least 140 of 138 GiB."
+
+
+def test_a_step_takes_as_long_as_the_speed_that_is_shown():
+    """A speed of 120 where the range ends at 100: a step of 10 s is shown as one of 12."""
+    best = pd.Series({"tokens_per_s": 120.0, "tokens_per_s_high": 100.0, "step_time_s": 10.0})
+    best["matmul_s"] = 10.0
+    assert str(explained._limits(best)).startswith("A step takes 12")
+    assert str(explained._limits(best.replace(100.0, 130.0))).startswith("A step takes 10")

@@ -1,7 +1,8 @@
-"""Tensor-parallel ranks: DeepSpeed's AutoTP splits the blocks, also for FSDP, which then shards each rank's part.
+"""Tensor-parallel ranks: DeepSpeed's AutoTP splits the blocks, also for the plain loop and for FSDP.
 
-FSDP replaces parameters, and with them the hooks that add up what ranks compute of a gradient. A
-norm over all parameters counts whole ones once and adds up the parts of the others.
+FSDP then shards each rank's part. It replaces parameters, and with them the hooks that add up what
+ranks compute of a gradient. A norm over all parameters counts whole ones once and adds up the parts
+of the others.
 """
 
 from collections.abc import Iterable, Sequence
@@ -134,7 +135,7 @@ class _AddGradients(torch.autograd.Function):
 
 
 class ShardedParts:
-    """The parameters of a split model by what tensor-parallel ranks have of them, while FSDP shards them."""
+    """The parameters of a split model by what tensor-parallel ranks have of them; FSDP may shard them."""
 
     def __init__(self, model: nn.Module, partial: Sequence[nn.Parameter]) -> None:
         """Note the names of a model's parameters before FSDP replaces them."""

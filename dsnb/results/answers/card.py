@@ -123,7 +123,7 @@ def figures(
     option: "pd.Series[Any]", question: Question, memory: str = "GPU memory"
 ) -> dict[str, Any]:
     """Return time, cost and memory of a training with a candidate as facts; predictions have errors."""
-    option = _within_range(option)
+    option = within_range(option)
     run = {"gpus": option["gpus"], "gpu_name": option.get("gpu_name")}
     if option["kind"] == CPU:
         run = {"gpus": option["gpus"], "device": "cpu"}
@@ -151,7 +151,7 @@ def figures(
     return facts | {"duration": duration(low, 24 * option["days_high"])}
 
 
-def _within_range(option: "pd.Series[Any]") -> "pd.Series[Any]":
+def within_range(option: "pd.Series[Any]") -> "pd.Series[Any]":
     """Return a candidate that is no faster than its range, which ends at the best that was ever measured."""
     rate = option["tokens_per_s"]
     end = option.get("tokens_per_s_high", math.nan)
@@ -159,7 +159,7 @@ def _within_range(option: "pd.Series[Any]") -> "pd.Series[Any]":
         return option
     slower = option.copy()
     slower["tokens_per_s"] = end
-    for column in ("gpu_hours", "energy_kwh"):
+    for column in ("step_time_s", "gpu_hours", "energy_kwh"):
         if column in option:
             slower[column] = option[column] * rate / end
     return slower
