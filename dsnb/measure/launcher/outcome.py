@@ -183,7 +183,9 @@ def _of_training(record: RunRecord) -> Outcome:
         steps = str(len(record.timed_steps))
         if record.expected_steps is not None:
             steps += f" of {record.expected_steps}"
-        return Outcome("failed", f"the ranks ended after {steps} timed steps without an error message")
+        return Outcome(
+            "failed", f"the ranks ended after {steps} timed steps without an error message"
+        )
     if worker.get("first_bad_step") is not None:
         step = worker["first_bad_step"]
         return Outcome("nan", f"the loss was not a finite number at step {step}")
