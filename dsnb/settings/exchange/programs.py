@@ -72,15 +72,20 @@ def training_arguments(experiment: Experiment) -> dict[str, Any]:
 def flags(arguments: Mapping[str, Any]) -> list[str]:
     """Return arguments as words of a command line that `HfArgumentParser` reads.
 
+    A true flag has no value: the Trainer takes the word after `--fsdp` for an old option.
+
     Examples
     --------
     >>> flags({"bf16": True, "max_grad_norm": 0.0, "fsdp_config": {"version": 2}})
-    ['--bf16', 'true', '--max_grad_norm', '0.0', '--fsdp_config', '{"version": 2}']
+    ['--bf16', '--max_grad_norm', '0.0', '--fsdp_config', '{"version": 2}']
     """
     words = []
     for name, value in arguments.items():
-        shown = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{name}", shown]
+        words.append(f"--{name}")
+        if isinstance(value, str):
+            words.append(value)
+        elif value is not True:
+            words.append(json.dumps(value))
     return words
 
 
