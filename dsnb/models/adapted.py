@@ -70,6 +70,15 @@ class TrainingPass:
         """The names of the forward pass's arguments."""
         return list(inspect.signature(self.forward).parameters)[1:]
 
+    @functools.cached_property
+    def constant(self) -> list[str]:
+        """Arguments that are always passed on: where some batches lack one, torch 2.13 fails to compile again."""
+        names = [name for name in ("attention_mask", "position_ids") if name in self.parameters]
+        kinds = [one.kind for one in inspect.signature(self.forward).parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            names.append(COUNT)
+        return names
+
     def __call__(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return the output of a forward pass."""
         batch = {**dict(zip(self.parameters, inputs, strict=False)), **named}
@@ -79,6 +88,8 @@ class TrainingPass:
             begin_step(model)
         for name in NOT_OF_BATCH:
             batch.pop(name, None)
+        for name in self.constant:
+            batch.setdefault(name, None)
         if "use_cache" in self.parameters:
             batch["use_cache"] = False
         if batch.get(COUNT) is not None:
