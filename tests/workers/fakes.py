@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
 from dsnb.base.system import own_memory
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import (
     data,
     engine,
@@ -36,6 +35,7 @@ from dsnb.measure.train import trainer as trainers
 from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 
