@@ -1,4 +1,4 @@
-"""Trainings that are recorded, by torchrun: `-m tests.workers.recorded FOLDER`; a run folder each, one after another."""
+"""Trainings that are recorded, by torchrun: `-m tests.workers.recorded FOLDER`, a run folder each."""
 
 import sys
 from pathlib import Path
