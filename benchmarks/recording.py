@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -63,8 +64,7 @@ class Times(transformers.TrainerCallback):  # type: ignore[misc]
         torch.cuda.synchronize()
         wall_s = time.perf_counter() - self._began_s
         marks = self._events[WARMUP_STEPS - 1 :]
-        pairs = zip(marks, marks[1:], strict=False)
-        events_s = [first.elapsed_time(second) / 1e3 for first, second in pairs]
+        events_s = [first.elapsed_time(second) / 1e3 for first, second in pairwise(marks)]
         return Timed(events_s, wall_s / len(events_s))
 
 
