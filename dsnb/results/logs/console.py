@@ -53,6 +53,7 @@ _CONSOLE = re.compile(
 )
 """What programs and launchers print; a launcher's line, a command line or a traceback is enough."""
 _STATE = re.compile(r'\s*\{.*"log_history"\s*:', re.DOTALL)
+_RESULTS = re.compile(r'\s*\{[^{}]*"train_runtime"\s*:')
 KINDS = (
     "console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, transformers' Trainer, "
     "ms-swift, NeMo, nanotron, torchtitan and VeOmni, trainer_state.json, logging.jsonl and trainer_log.jsonl of "
@@ -73,6 +74,8 @@ def read(path: Path) -> list[LoggedRun]:
         return json_lines.read(path)
     if _STATE.match(head):
         return trainer.read_state(path)
+    if _RESULTS.match(head) and path.suffix == ".json":
+        return trainer.read_results(path)
     is_log = _CONSOLE.search(head) or any(mark in head for mark in MARKS)
     if is_log:
         return _read_console(path)

@@ -214,6 +214,10 @@ def _over_stamps(run: LoggedRun, table: pd.DataFrame) -> None:
     batch = run.settings["global_batch_size"]
     if batch and "step_time_mean_s" in run.figures:
         run.record(DERIVED, samples_per_s=batch * count / time_s)
+    later = table.loc[stamps.index[1:]]
+    tokens = float((later["tokens"] * later["span"]).sum(skipna=False))
+    if tokens > 0 and "tokens_per_s" not in run.figures:
+        run.record(DERIVED, tokens_per_s=tokens / time_s)
 
 
 def _record_steps(run: LoggedRun, time_s: float, count: float) -> None:
