@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.base.files import plain_text
 from dsnb.base.system import signals
-from dsnb.cli import predict, probe, sweep
+from dsnb.cli import import_, predict, probe, sweep
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
 from dsnb.cli.sweep import Set, option, parse_overrides
@@ -179,6 +179,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
     probe.probe: "dsnb probe --output probe.json",
+    import_.import_: "dsnb import ds_config.json --model llama-3.1-8b --output params.yaml",
     sweep.sweep: "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     summary: "dsnb summary outputs/quickstart",
     report: "dsnb report outputs/quickstart --output quickstart.html",
@@ -186,7 +187,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
 }
 """The commands in the order of use, each with an example."""
 for command, example in EXAMPLES.items():
-    app.command(epilog=f"Example: {example}")(command)
+    app.command(command.__name__.rstrip("_"), epilog=f"Example: {example}")(command)
 
 
 def usage_problem(error: Any) -> str:
