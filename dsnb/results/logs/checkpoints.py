@@ -134,12 +134,14 @@ def _complete(whole: LoggedRun, part: LoggedRun) -> None:
     ):  # fmt: skip
         for name, value in more.items():
             kept.setdefault(name, value)
+    whole.longest = whole.longest or part.longest
     whole.has_trainer_total |= part.has_trainer_total
     whole.has_engine_world |= part.has_engine_world
     whole.resumed_from = whole.resumed_from or part.resumed_from
     _add_times(whole, part)
     for name, value in part.figures.items():
-        if name not in whole.figures:
+        is_rounded = name in {"loss_first", "loss_last"} and whole.steps
+        if name not in whole.figures and not is_rounded:
             whole.record(part.provenance[name], **{name: value})
 
 

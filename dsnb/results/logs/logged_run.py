@@ -16,6 +16,7 @@ FIELDS = (
     "step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped",
     *TFLOPS, *RATES,
 )  # fmt: skip
+LIMIT = "seq_len is the most that a sample may have: tokens/s do not follow from samples/s"
 PAIRS = "a sample of this log is a pair of sequences: samples/s and tokens/s count both"
 
 
@@ -146,10 +147,18 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     if "samples_per_s" in have and run.has_pairs:
         run.record(DERIVED, samples_per_s=have["samples_per_s"] * _sequences(run))
         run.notes.append(PAIRS)
-    if have["samples_per_s"] and length and "tokens_per_s" not in have:
+    if run.longest == length and run.longest:
+        _note_limit(run)
+    elif have["samples_per_s"] and length and "tokens_per_s" not in have:
         run.record(DERIVED, tokens_per_s=have["samples_per_s"] * length)
     _step_time(run)
     _per_gpu(run)
+
+
+def _note_limit(run: LoggedRun) -> None:
+    """Say why tokens/s do not follow from samples/s."""
+    if "tokens_per_s" not in run.figures:
+        run.notes.append(LIMIT)
 
 
 def _per_gpu(run: LoggedRun) -> None:

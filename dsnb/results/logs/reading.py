@@ -150,6 +150,8 @@ class LoggedRun:
     """Length of the first progress bar of a training whose number of steps is not printed."""
     reached: int = 0
     """Last step that a progress bar or an entry without a loss names."""
+    longest: int = 0
+    """The most tokens that a sample may have, if nothing says that all have as many."""
     scratch: Facts = field(default_factory=Facts)
     """State that readers keep from one line to the next."""
 
@@ -196,6 +198,16 @@ class LoggedRun:
         """Remove a figure that turned out to be of something else."""
         self.figures.pop(figure, None)
         self.provenance.pop(figure, None)
+
+    def add_parts(self, **times_s: float | None) -> None:
+        """Add the times of the parts of a step; those of the first are of compilation, too."""
+        parts = self.scratch.setdefault("parts", [])
+        parts.append(times_s)
+        later = parts[1:] or parts
+        for name in times_s:
+            known = [step[name] for step in later if step[name] is not None]
+            if known:
+                self.record(DERIVED, **{name: sum(known) / len(known)})
 
     def add_step(self, step: int, **values: float | None) -> None:
         """Add a step or complete the last one; an earlier one is another rank's copy."""
@@ -254,6 +266,7 @@ SETTERS: dict[str, Callable[..., None]] = {
     "settings": LoggedRun.set_used,
     "requested": LoggedRun.set_requested,
     "figures": LoggedRun.record,
+    "parts": LoggedRun.add_parts,
 }
 """What a line of `lines.toml` prints -> how it is kept."""
 READERS: list[tuple[str, Reader]] = []

@@ -41,6 +41,7 @@ _PARAMETERS = re.compile(r"([\d.,]{1,20})M Params(?: \(([\d.,]{1,20})M Trainable
 PAIRS_KEY = "rewards/accuracies"
 """Logged by trainers whose samples are pairs: how often the better sequence of a pair has the
 higher reward."""
+TRAINER = "transformers Trainer"
 OF_TRAINER = SWIFT, FACTORY = "ms-swift", "LLaMA-Factory"
 """Programs that train with transformers' Trainer."""
 MAX_PLAIN = 2**53
@@ -67,7 +68,7 @@ def settings(run: LoggedRun, match: Match) -> None:
 
 def _trainer(run: LoggedRun) -> None:
     if run.program not in OF_TRAINER:
-        run.program = "transformers Trainer"
+        run.program = TRAINER
     run.configured = True
 
 
@@ -238,7 +239,7 @@ def read_state(path: Path) -> list[LoggedRun]:
         history = state.get("log_history")
     if not isinstance(history, list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
-    run = LoggedRun(program="transformers Trainer", configured=True)
+    run = LoggedRun(program=TRAINER, configured=True)
     micro_batch_size = count(as_text(state, "train_batch_size"))
     run.set_used(micro_batch_size=micro_batch_size, steps=count(as_text(state, "max_steps")))
     entries = [entry for entry in history if isinstance(entry, dict)]
@@ -283,7 +284,11 @@ def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
     losses = [entry["loss"] for entry in entries]
     norms = [entry.get("grad_norm", 0.0) for entry in entries]
     is_timed = any("train_runtime" in entry for entry in entries[:1])
-    if not is_timed and {*map(type, steps)} == {int} and {*map(type, losses)} | {*map(type, norms)} == {float}:
+    if (
+        not is_timed
+        and {*map(type, steps)} == {int}
+        and {*map(type, losses)} | {*map(type, norms)} == {float}
+    ):
         is_finite = np.isfinite(losses).all() and np.isfinite(norms).all()
         if is_finite and min(steps) > 0 and max(steps) < MAX_PLAIN and (np.diff(steps) > 0).all():
             run.steps = [

@@ -15,6 +15,7 @@ MARKS = {"per_device_train_batch_size", "micro_batch_size", "base_model", "model
 """Arguments by one of which a file is recognised."""
 OF_SWIFT = {f"zero{stage}": stage for stage in range(4)}
 """Configurations of DeepSpeed that ms-swift names; `_offload` offloads."""
+NO_HALF = "neither bf16 nor fp16 is on: give the format of the weights"
 WHOLE = 3
 """Stage at which parameters are offloaded, too."""
 NF4 = 4
@@ -27,6 +28,7 @@ STRATEGIES = {
     "DEEPSPEED": "deepspeed",
 }
 """accelerate's names of what shares a training."""
+OF_FACTORY = {"finetuning", "template"}
 REST = {"deepspeed", "hf_deepspeed_config", "deepspeed_plugin", "distributed_state"}
 
 
@@ -56,7 +58,17 @@ def read(
             setting = setting_of(rule, values[path])
             if setting is not None:
                 found.put(path, **{rule["setting"]: setting})
+    unread = [name for name in given if _is_unread(name, values)]
+    if unread:
+        found.dropped[", ".join(unread)] = "no settings of dsnb"
     return found
+
+
+def _is_unread(name: str, values: Mapping[str, Any]) -> bool:
+    """Return whether an argument is of no interest: data, saving, logging, or unknown."""
+    is_section = any(path.startswith(f"{name}.") for path in values)
+    is_read = {name, NAMES.get(name)} & {*READ, *NAMES.values()}
+    return not (is_section or is_read or name in REST or name in backwards("trainer"))
 
 
 def _deepspeed(
@@ -103,6 +115,8 @@ def _precision(values: Mapping[str, Any], found: Imported) -> None:
         found.left_open["precision"] = "bf16 is 'auto': give precision"
     if values.get("tf32") is True:
         found.add("precision", "tf32", "tf32")
+    if "precision" not in found.settings and "bf16.enabled" not in found.left_open:
+        found.left_open.setdefault("precision", NO_HALF)
 
 
 def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
@@ -113,6 +127,8 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
         found.put("gradient_checkpointing", checkpoint_offload=True)
     if values.get("disable_gradient_checkpointing") is True:
         found.put("disable_gradient_checkpointing", activation_checkpointing=False)
+    elif OF_FACTORY & values.keys() and "gradient_checkpointing" not in values:
+        found.put("LLaMA-Factory's default", activation_checkpointing=True)
     elif values.get("gradient_checkpointing") is False:
         found.add("activation_checkpointing", False, "gradient_checkpointing")
 
@@ -180,10 +196,15 @@ def _length(values: Mapping[str, Any], found: Imported) -> None:
     length = values.get("seq_len")
     if isinstance(length, int) and length > 1:
         found.put("seq_len", seq_len=length)
-    if length and not (values.get("packing") or values.get("sample_packing")):
+    if length and not is_packed(values):
         found.left_open["padding"] = (
             f"samples are at most {length} tokens long: give seq_len if most are shorter"
         )
+
+
+def is_packed(arguments: Mapping[str, Any]) -> bool:
+    """Return whether samples are packed, so that every sequence has the whole length."""
+    return bool(arguments.get("packing") or arguments.get("sample_packing"))
 
 
 def _sharding(values: Mapping[str, Any], found: Imported) -> None:
@@ -205,6 +226,11 @@ HANDLED = {
     "fsdp", "fsdp_config.reshard_after_forward", "fsdp_config.activation_checkpointing",
 }  # fmt: skip
 """Keys that the groups read."""
+READ = HANDLED | {
+    "pure_bf16", "disable_gradient_checkpointing", "lora_target_linear", "load_in_4bit", "load_in_8bit",
+    "flash_attention", "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
+}  # fmt: skip
+"""All arguments that are read by name, also those that another one's value decides about."""
 GROUPS: tuple[Callable[[Mapping[str, Any], Imported], None], ...] = (
     _precision, _recomputation, _compilation, _optimizer, _adapters, _attention, _length, _sharding,
 )  # fmt: skip

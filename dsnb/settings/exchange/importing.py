@@ -27,6 +27,11 @@ KINDS = (
     "DeepSpeed's configuration, accelerate's, arguments of transformers' Trainer, axolotl or LLaMA-Factory, or a "
     f"folder with {', '.join(ARGUMENTS[:-1])} or {ARGUMENTS[-1]}"
 )
+WEIGHTS = {
+    "float32": {"precision": "fp32"},
+    "bfloat16": {"precision": "bf16", "mixed_precision": "none"},
+}
+"""Format of the saved weights -> settings of a training without mixed precision."""
 NEEDED = {
     "model": "give the model",
     "gpus": "give the number of GPUs",
@@ -143,16 +148,47 @@ def _opener(folder: Path) -> Callable[[str], Mapping[str, Any] | None]:
     return opened
 
 
+def arguments_in(folder: Path) -> dict[str, Any]:
+    """Return what saved arguments in a folder say, with `packing` if samples are packed; empty without any."""
+    path = _arguments_file(folder)
+    if path is None:
+        return {}
+    content = _content(path)
+    if not from_arguments.MARKS & content.keys():
+        return {}
+    found = from_arguments.read(content, _opener(folder))
+    _weights(found, folder / "config.json")
+    return {**found.settings, "packing": from_arguments.is_packed(content)}
+
+
+def _arguments_file(folder: Path) -> Path | None:
+    return next((folder / name for name in ARGUMENTS if (folder / name).is_file()), None)
+
+
 def _folder(folder: Path, model: str | None) -> Imported:
     """Return the settings of a training's folder."""
-    path = next((folder / name for name in ARGUMENTS if (folder / name).is_file()), None)
+    path = _arguments_file(folder)
     if path is None:
         raise SettingsError(f"{str(folder)!r} has no file of arguments: give {KINDS}")
     found = _recognised(path, _content(path), model)
     config = folder / "config.json"
     if config.is_file():
         found.add("model", known_model(config) or str(config), "config.json")
+    _weights(found, config)
     return found
+
+
+def _weights(found: Imported, config: Path) -> None:
+    """Add the precision by the format of the saved weights, if arguments switch off mixed precision."""
+    if found.left_open.get("precision") == from_arguments.NO_HALF:
+        for name, value in WEIGHTS.get(_dtype(config), {}).items():
+            found.put("config.json", **{name: value})
+
+
+def _dtype(config: Path) -> str:
+    """Return the number format of a model's saved weights."""
+    fields = model_shapes.local_fields(str(config)) or {}
+    return str(fields.get("dtype") or fields.get("torch_dtype")).removeprefix("torch.")
 
 
 def known_model(config: Path) -> str | None:
