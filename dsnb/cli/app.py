@@ -92,11 +92,14 @@ def summary(
     groups: Annotated[
         bool, option("", "Print groups of nodes and slow nodes instead.", "--groups")
     ] = False,
+    set_: Annotated[
+        list[str] | None, option("KEY=VALUE", "What a log does not say, such as gpus=8.", "--set")
+    ] = None,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.results.runs.load import load_runs, no_runs_message
 
-    runs = load_runs(folder)
+    runs = load_runs(folder, settings=parse_overrides(set_ or []))
     if runs.empty:
         raise SettingsError(no_runs_message(folder))
     if groups:

@@ -129,11 +129,9 @@ def _complete(whole: LoggedRun, part: LoggedRun) -> None:
     if not whole.ended:
         whole.failure = whole.failure or part.failure
         whole.failed_after = whole.progress
-    for kept, more in (
-        (whole.slots, part.slots), (whole.environment, part.environment), (whole.splits, part.splits),
-    ):  # fmt: skip
-        for name, value in more.items():
-            kept.setdefault(name, value)
+    whole.slots = {**part.slots, **whole.slots}
+    whole.splits = {**part.splits, **whole.splits}
+    whole.environment = {**part.environment, **whole.environment}
     whole.longest = whole.longest or part.longest
     whole.has_trainer_total |= part.has_trainer_total
     whole.has_engine_world |= part.has_engine_world

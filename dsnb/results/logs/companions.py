@@ -30,6 +30,10 @@ def add(run: LoggedRun, folder: Path) -> None:
     set_longest(run, found.get("seq_len"), bool(found.get("packing")))
     for name, value in _settings(found, run.program).items():
         run.settings.setdefault(name, value)
+    if found.get("split", 1) > 1:
+        run.splits.setdefault("sequence", found["split"])
+    elif found:  # the Trainer has no pipelines, and splits layers only where it is told to
+        run.derive(tensor_parallel=1, pipeline_parallel=1)
     rank = (json_files.read_json(folder / ADAPTERS) or {}).get("r")
     if isinstance(rank, int):
         run.settings.setdefault("lora_rank", rank)
@@ -42,7 +46,7 @@ def _settings(found: Mapping[str, Any], program: str) -> dict[str, Any]:
     """Return what arguments say of a run."""
     settings = {}
     for name, value in found.items():
-        if name not in {"device", "seq_len", "packing"} and not name.startswith(
+        if name not in {"device", "seq_len", "packing", "split"} and not name.startswith(
             deepspeed_keys.PREFIX
         ):
             settings[name] = value

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsnb.base.errors import DsnbWarning, LogError
+from dsnb.base.errors import DsnbWarning, LogError, SettingsError
 from dsnb.results.logs import checkpoints, companions, console, logged_run
 from dsnb.results.logs.reading import LoggedRun
-from dsnb.results.runs import copies, names
+from dsnb.results.runs import copies, names, stated
 from dsnb.results.runs.names import displayable
 
 MAX_UNREAD = 8
@@ -18,7 +18,10 @@ MAX_UNREAD = 8
 
 
 def read(
-    logs: list[str], is_one_file: bool, names_unread: bool = False
+    logs: list[str],
+    is_one_file: bool,
+    names_unread: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs and copies are left out of a folder."""
     contents = copies.shared_contents(logs)
@@ -32,6 +35,8 @@ def read(
             if not runs and console.looks_like_log(Path(path)):
                 unread.append(path)
             shown = Path(displayable(path))
+            for run in runs:
+                stated.add(run, settings or {}, path)
             named = zip(runs, names.from_log(path, runs), strict=True)
             made = [(logged_run.row(run, shown, of_run), run) for run, of_run in named]
         original = path
@@ -119,7 +124,7 @@ def _left_out(path: str, is_one_file: bool) -> Iterator[None]:
     """Warn of an error in a log of a folder, which must not keep the others from being read; raise LogError for one."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, SettingsError):
         raise
     except Exception as error:
         if not isinstance(error, LogError):

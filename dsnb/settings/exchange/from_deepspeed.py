@@ -155,9 +155,9 @@ def _zeropp(keys: dict[str, Any], found: Imported) -> None:
 
 
 def _buckets(keys: dict[str, Any], found: Imported) -> None:
-    sizes = {keys.get(path) for path in BUCKETS}
-    if len(sizes) == 1 and None not in sizes:
-        found.put(BUCKETS[0], bucket_elements=int(sizes.pop()))
+    reduced, gathered = (keys.get(path) for path in BUCKETS)
+    if reduced is not None and reduced == gathered:
+        found.put(BUCKETS[0], bucket_elements=int(reduced))
         for path in BUCKETS:
             del keys[path]
 

@@ -42,11 +42,11 @@ def _kind(words: Sequence[str], options: Mapping[str, Any]) -> str:
     given = options.get("sharding_strategy")
     if isinstance(reshards, bool):
         return "FULL_SHARD" if reshards else "SHARD_GRAD_OP"
-    given = given or reshards
-    if str(given).isdecimal() and 0 < int(given) <= len(NUMBERS):
+    given = str(given or reshards or "")
+    if given.isdecimal() and 0 < int(given) <= len(NUMBERS):
         return NUMBERS[int(given) - 1]
     named = [word.upper() for word in words if word.upper() in NUMBERS]
-    return str(given or next(iter(named), "")).upper()
+    return given.upper() or next(iter(named), "")
 
 
 def _put(kind: str, settings: Mapping[str, str], found: Imported) -> None:

@@ -149,7 +149,10 @@ def _opener(folder: Path) -> Callable[[str], Mapping[str, Any] | None]:
 
 
 def arguments_in(folder: Path) -> dict[str, Any]:
-    """Return what saved arguments in a folder say, with `packing` if samples are packed; empty without any."""
+    """Return what saved arguments in a folder say; empty without any.
+
+    Besides settings: `packing`, whether samples are packed, and `split`, the ranks that share a sequence.
+    """
     path = _arguments_file(folder)
     if path is None:
         return {}
@@ -158,7 +161,13 @@ def arguments_in(folder: Path) -> dict[str, Any]:
         return {}
     found = from_arguments.read(content, _opener(folder))
     _weights(found, folder / "config.json")
-    return {**found.settings, "packing": from_arguments.is_packed(content)}
+    more = {"packing": from_arguments.is_packed(content), "split": _sharing(content)}
+    return {**found.settings, **more}
+
+
+def _sharing(content: Mapping[str, Any]) -> int:
+    sizes = [content.get(name) for name in ("sequence_parallel_size", "context_parallel_size")]
+    return max([size for size in sizes if isinstance(size, int)], default=1)
 
 
 def _arguments_file(folder: Path) -> Path | None:
