@@ -41,7 +41,8 @@ NEVER = tuple(DECLARED["never_logs"])
 LIKELY = re.compile(r"(?i)\.(?:log|out|err|txt|jsonl|stdout|stderr|[oe]\d{1,12})(?:\.\d{1,6})?$")
 """Names that logs have."""
 _CONSOLE = re.compile(
-    r"DeepSpeed info: version=|step=\d+, skipped=\d+, lr=|time \(ms\) \| (?:fwd|forward): |SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
+    r"step=\d+, skipped=\d+, lr=|time \(ms\) \| (?:fwd|forward): |DeepSpeed info: version="
+    r"|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     r"|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
     r"|train_runtime|'loss': |\*{5} Running training|Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
     r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,60}loss: "

@@ -61,7 +61,9 @@ def _automatic(keys: dict[str, Any], found: Imported, model: str | None) -> None
     hidden = model_shapes.facts(model or "").get("hidden")
     for path in [path for path, value in keys.items() if value == AUTO]:
         del keys[path]
-        if path not in FROM_HIDDEN_SIZE:
+        if path in INCOMING["not_asked"]:
+            found.dropped[path] = INCOMING["not_asked"][path]
+        elif path not in FROM_HIDDEN_SIZE:
             found.left_open[path] = INCOMING["auto"].get(path, "the script fills it")
         elif path.startswith(ONLY_ZERO_3) and keys.get(ZERO + "stage") != 3:
             found.dropped[path] = "it is ZeRO 3's"
@@ -133,14 +135,9 @@ def _precision(keys: dict[str, Any], found: Imported) -> None:
 
 
 def _accumulated(keys: dict[str, Any], found: Imported) -> None:
-    """`data_types.grad_accum_dtype`, which is dsnb's own choice in bf16 with several micro-batches."""
     path = "data_types.grad_accum_dtype"
     dtype = keys.pop(path, None)
-    if dtype is None:
-        return
-    steps = keys.get("gradient_accumulation_steps", 1)
-    is_usual = found.settings.get("precision") == "bf16" and steps > 1 and dtype == "fp32"
-    if not is_usual or not keys.get(ZERO + "stage"):
+    if dtype is not None:
         found.put(path, grad_accum_dtype=HALF.get(dtype, dtype))
 
 

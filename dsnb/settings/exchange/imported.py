@@ -53,7 +53,12 @@ class Imported:
         self.problems += inner.problems
 
     def close(self) -> None:
-        """Forget the open keys whose settings are known by now."""
+        """Forget the open keys whose settings are known by now, and what is dsnb's own choice for the others."""
+        have = self.settings
+        is_half = have.get("precision") == "bf16" and have.get("mixed_precision") is None
+        accumulates = have.get("zero_stage", 0) > 0 and have.get("grad_accum", 1) > 1
+        if is_half and accumulates and have.get("grad_accum_dtype") == "fp32":
+            del have["grad_accum_dtype"]
         rules = KEYS["deepspeed"]
         for path in list(self.left_open):
             setting = rules.get(path, {}).get("setting", path)

@@ -20,7 +20,9 @@ PICKLE = "training_args.bin"
 ARGUMENTS = (PICKLE, "args.json", "training_args.json")
 """Files with the arguments of a training, beside its model."""
 OF_DEEPSPEED = {
-    "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "bf16", "fp16", "torch_autocast",
+    "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps",
+    "gradient_clipping", "bf16", "fp16", "torch_autocast", "optimizer", "scheduler", "steps_per_print",
+    "wall_clock_breakdown",
 }  # fmt: skip
 OF_ACCELERATE = {"distributed_type", "compute_environment"}
 KINDS = (
@@ -33,6 +35,7 @@ WEIGHTS = {
 }
 """Format of the saved weights -> settings of a training without mixed precision."""
 NEEDED = {
+    "strategy": "neither DeepSpeed nor FSDP is named: give ddp, or plain for one GPU",
     "model": "give the model",
     "gpus": "give the number of GPUs",
     "micro_batch_size": "give micro_batch_size",
@@ -182,7 +185,7 @@ def _folder(folder: Path, model: str | None) -> Imported:
     found = _recognised(path, _content(path), model)
     config = folder / "config.json"
     if config.is_file():
-        found.add("model", known_model(config) or str(config), "config.json")
+        found.add("model", model or known_model(config) or str(config), "config.json")
     _weights(found, config)
     return found
 
@@ -255,7 +258,7 @@ def _check(found: Imported) -> None:
     for name, advice in NEEDED.items():
         if name not in found.settings:
             found.left_open.setdefault(name, advice)
-    if "model" in found.settings and not found.problems:
+    if {"model", "strategy"} <= found.settings.keys() and not found.problems:
         try:
             Experiment(**{"device": "cuda", "seq_len": 2, **found.settings})
         except SettingsError as error:
