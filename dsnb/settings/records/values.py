@@ -10,7 +10,15 @@ from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
-from dsnb.settings.records.columns import COUNT, NUMBERS, RUNS, STATUS, STATUSES, TEXT
+from dsnb.settings.records.columns import (
+    COUNT,
+    NUMBERS,
+    RUNS,
+    SETTINGS,
+    STATUS,
+    STATUSES,
+    TEXT,
+)
 
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 """Truth values in CSV files."""
@@ -21,7 +29,7 @@ def parse(name: str, text: str) -> Any:
     if name not in RUNS and not name.startswith(deepspeed_keys.PREFIX):
         return text
     kind = getattr(RUNS.get(name), "kind", None)
-    if kind is TEXT and name not in DEFAULTS:
+    if kind is TEXT and name not in SETTINGS:
         return text
     if isinstance(DEFAULTS.get(name), bool) and text.lower() in WORDS:
         return WORDS[text.lower()]
@@ -52,9 +60,9 @@ def checked(name: str, value: Any) -> Any:
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
     """Return the validator of a column: a setting's own, or that of its kind."""
-    field = Experiment.model_fields.get(name)
-    if field is None:
+    if name not in SETTINGS:
         return TypeAdapter(RUNS[name].kind)
+    field = Experiment.model_fields[name]
     kind: Any = field.annotation
     for limit in field.metadata:
         kind = Annotated[kind, limit]
