@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsnb.measure.record.recorder import record as record
     from dsnb.measure.sweep.params import load_sweep as load_sweep
     from dsnb.measure.sweep.run import run_sweep as run_sweep
+    from dsnb.models.adapt import adapt as adapt
     from dsnb.prediction.predict import predict as predict
     from dsnb.results.literature.tables import published as published
     from dsnb.results.runs.load import load_runs as load_runs
@@ -37,6 +38,7 @@ _HOME = {
     "Experiment": "settings.experiment",
     "SettingsError": "base.errors",
     "TrainerCallback": "measure.record.callback",
+    "adapt": "models.adapt",
     "check_parameters": "settings.parameters",
     "compare": "results.statistics.comparisons",
     "design": "show.form.design",
