@@ -61,7 +61,7 @@ def trained(model, asks):
         if trainer.is_world_process_zero():
             path = Path(folder, "checkpoint-3", "model.safetensors")
             with safe_open(path, "pt") as weights:
-                for name in weights.keys():
+                for name in weights.keys():  # noqa: SIM118
                     saved[name] = weights.get_slice(name).get_shape()
         trainer.accelerator.wait_for_everyone()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
