@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dsnb.base.errors import DsnbError as DsnbError
     from dsnb.base.errors import SettingsError as SettingsError
     from dsnb.measure.launcher.run import launch as launch
+    from dsnb.measure.record.callback import TrainerCallback as TrainerCallback
+    from dsnb.measure.record.recorder import record as record
     from dsnb.measure.sweep.params import load_sweep as load_sweep
     from dsnb.measure.sweep.run import run_sweep as run_sweep
     from dsnb.models.adapt import adapt as adapt
@@ -35,6 +37,7 @@ _HOME = {
     "DsnbError": "base.errors",
     "Experiment": "settings.experiment",
     "SettingsError": "base.errors",
+    "TrainerCallback": "measure.record.callback",
     "adapt": "models.adapt",
     "check_parameters": "settings.parameters",
     "compare": "results.statistics.comparisons",
@@ -49,6 +52,7 @@ _HOME = {
     "published": "results.literature.tables",
     "rampup": "results.statistics.rampup",
     "recommend": "show.form.recommend",
+    "record": "measure.record.recorder",
     "run_sweep": "measure.sweep.run",
     "summarize": "results.statistics.summary",
     "write_report": "show.report",

@@ -7,8 +7,7 @@ never 0. Runs are named by their folders, so renaming the folder of an experimen
 import json
 import os
 import warnings
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import pandas as pd
 from dsnb.base.errors import DsnbWarning, SettingsError
 from dsnb.results.literature import tables
 from dsnb.results.logs import console, logged_run
-from dsnb.results.runs import copies, foreign_logs
+from dsnb.results.runs import copies, foreign_logs, stated
 from dsnb.results.runs.labels import count
-from dsnb.results.runs.names import displayable, tell_sweeps_apart
+from dsnb.results.runs.names import tell_sweeps_apart
 from dsnb.results.runs.run import Run
+from dsnb.results.runs.same_folder import name_by_settings
 from dsnb.results.runs.steps import RUN, read_steps, timed_steps
 from dsnb.results.runs.table import as_runs, without_noise
 from dsnb.settings.records import columns, paths, record_schema
 from dsnb.settings.records.columns import GPU_COLUMNS, KEYS, SETTINGS, STEP_COLUMNS, key_columns
-from dsnb.settings.records.paths import PROBE, RunPaths
+from dsnb.settings.records.paths import RunPaths
 
 Row = dict[str, Any]
 """A row of a table."""
@@ -39,7 +39,11 @@ _SLURM = _RUN.slurm.name
 _OF_JOB = {_RUN.job_log.name, _RUN.console.name}
 
 
-def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
+def load_runs(
+    path: str | Path,
+    published: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
     """Load all runs below a folder: dsnb's own, and those in logs of other programs.
 
     Parameters
@@ -48,6 +52,9 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         A folder of outputs, of a sweep, of an experiment, of one run, of logs, or one log.
     published
         Names of published tables (`dsnb.published`) to append; `path` may then be empty.
+    settings
+        What logs of other programs do not say, such as `{"gpus": 8, "model": "llama-3.1-8b"}`; `provenance` calls
+        it stated.
 
     Returns
     -------
@@ -60,7 +67,7 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     Raises
     ------
     SettingsError
-        If the path does not exist.
+        If the path does not exist, or if a log contradicts `settings`.
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     PublishedError
@@ -77,14 +84,15 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     0   training     ok            100.0          2.0
     """
     if not published:
-        return _load(path)
+        return _load(path, settings)
     loaded = [tables.published(name) for name in published]
     if path:
-        loaded.insert(0, _load(path))
+        loaded.insert(0, _load(path, settings))
     return pd.concat(loaded, ignore_index=True)
 
 
-def _load(path: str | Path) -> pd.DataFrame:
+def _load(path: str | Path, settings: Mapping[str, Any] | None) -> pd.DataFrame:
+    given = stated.checked(settings or {})
     folders, logs = find_runs(path)
     runs = _read(folders)
     for run in runs:
@@ -94,7 +102,9 @@ def _load(path: str | Path) -> pd.DataFrame:
     for run, steps in zip(changed, timed_steps(folders), strict=True):
         run.timed_steps = steps
     rows = [run.row() for run in runs]
-    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True)
+    for row in rows:
+        stated.fill(row, given, is_known=row["source"] == "dsnb")
+    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True, settings=given)
     rows += [row for row, _ in logged]
     tell_sweeps_apart(rows)
     return without_noise(_table(rows, columns.RUN_COLUMNS))
@@ -103,7 +113,7 @@ def _load(path: str | Path) -> pd.DataFrame:
 def _read(folders: Sequence[str]) -> list[Run]:
     """Read run folders, each run once; copies are left out with a warning."""
     runs = copies.distinct([Run.read(folder) for folder in folders])
-    _name_by_settings(runs)
+    name_by_settings(runs)
     return runs
 
 
@@ -249,25 +259,3 @@ def no_runs_message(path: str | Path) -> str:
 def _sort_key(path: str) -> tuple[list[str], int, str]:
     *parent, name = path.split(os.sep)
     return parent, paths.repeat(name) or 0, name
-
-
-def _name_by_settings(runs: Sequence[Run]) -> None:
-    """Name a run that is not of its folder's experiment for both, by the names in the settings of the runs there."""
-    by_experiment: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        by_experiment[os.path.dirname(run.folder), run.names["experiment"]].append(run)
-    for (_, experiment), same in by_experiment.items():
-        counts = Counter(run.recorded_name for run in same if run.recorded_name)
-        fitting = [name for name in counts if f"_{name}".endswith(f"_{experiment}")]
-        usual = max(fitting or counts, key=counts.__getitem__, default="")
-        for run in same:
-            name = run.recorded_name
-            if name in {"", usual} or PROBE in experiment:
-                continue
-            run.names["experiment"] = f"{experiment}_{name}"
-            warnings.warn(
-                f"{displayable(run.folder)} has the settings of {name}, unlike other runs of {experiment}: "
-                f"it is listed as {experiment}_{name}; move it to its own experiment's folder",
-                DsnbWarning,
-                stacklevel=4,
-            )
