@@ -10,6 +10,7 @@ import pytest
 import dsnb
 from benchmarks import families
 from dsnb.base.errors import DsnbWarning
+from dsnb.settings.exchange import files as exchange
 from tests.support import lazy
 
 torch = lazy.Module("torch")
@@ -283,7 +284,9 @@ def test_settings_come_from_a_mapping_an_experiment_a_file_or_a_run(tmp_path):
     run = tmp_path / "run1"
     run.mkdir()
     (run / "experiment.json").write_text(json.dumps(settings))
-    for given in (settings, dsnb.Experiment(**settings), path, str(flat), run):
+    written = tmp_path / exchange.SETTINGS_FILE
+    written.write_text(exchange.files(dsnb.Experiment(**settings))[written.name])
+    for given in (settings, dsnb.Experiment(**settings), path, str(flat), written, run):
         assert "loss" in dsnb.adapt(made("llama"), given).dsnb_applied.applied
     path.write_text("name: mine\ngrid: {zero_stage: [0, 1]}\n")
     with pytest.raises(
