@@ -1,10 +1,12 @@
 """The files that take a setting into other programs: each starts as it is, and says why and what it lacks."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsnb.base.files import json_files
 from dsnb.settings.exchange import programs
 from dsnb.settings.exchange.facts import ACCELERATE_FILE, AUTO_FILE
 from dsnb.settings.exchange.left_out import LeftOut, left_out
@@ -16,6 +18,14 @@ Writer = Callable[[Mapping[str, Any], str], Iterator[str]]
 SETTINGS_FILE = "settings.json"
 """The settings for `dsnb.adapt`."""
 ARGUMENTS_FILE = "training_arguments.py"
+PLAIN_FILE = "deepspeed.json"
+"""DeepSpeed's configuration for `deepspeed.initialize`."""
+WORDS_FILE = "training_arguments.args"
+YAML_FILES = ("accelerate.yaml", "axolotl.yaml", "llamafactory.yaml")
+NAMES = (
+    ARGUMENTS_FILE, WORDS_FILE, *YAML_FILES, AUTO_FILE, ACCELERATE_FILE, PLAIN_FILE, SETTINGS_FILE,
+)  # fmt: skip
+"""All files that a setting may have."""
 OF_TRAINING = "# Of the training, and not of its speed: keep your own."
 
 
@@ -77,16 +87,31 @@ def files(experiment: Experiment, folder: str | Path = "") -> dict[str, str]:
     """
     found = {
         ARGUMENTS_FILE: _training_arguments(experiment),
-        "training_arguments.args": _words(experiment, folder),
-        "accelerate.yaml": _accelerate(experiment, folder),
-        "axolotl.yaml": _axolotl(experiment, folder),
-        "llamafactory.yaml": _llama_factory(experiment, folder),
+        WORDS_FILE: _words(experiment, folder),
     }
+    for name, write_yaml in zip(YAML_FILES, (_accelerate, _axolotl, _llama_factory), strict=True):
+        found[name] = write_yaml(experiment, folder)
     if experiment.parallel_strategy.is_deepspeed:
         found[AUTO_FILE] = _json(programs.deepspeed_auto(experiment))
         found[ACCELERATE_FILE] = _json(programs.deepspeed_accelerate(experiment))
-        found["deepspeed.json"] = _json(programs.deepspeed_plain(experiment))
+        found[PLAIN_FILE] = _json(programs.deepspeed_plain(experiment))
     return {**found, SETTINGS_FILE: _json(stated(experiment))}
+
+
+def write(experiment: Experiment, folder: Path) -> None:
+    """Write the files into a folder, in place of those that an earlier setting left there."""
+    remove(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files(experiment, folder.absolute()).items():
+        json_files.write_text(folder / name, content)
+
+
+def remove(folder: Path) -> None:
+    """Remove the files of a setting, and their folder if nothing else is in it."""
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _json(content: object) -> str:
