@@ -71,18 +71,13 @@ def _recomputed_by_fsdp(s: Experiment) -> bool | None:
     return s.activation_checkpointing and s.checkpoint_every == 1 and is_whole
 
 
-def _axolotl_recomputes(s: Experiment) -> bool | str | None:
-    """Return what axolotl is told; it can keep the inputs of blocks in host memory."""
-    if not s.activation_checkpointing:
-        return None
-    if s.checkpoint_offload:
-        return "offload"
-    return True
-
-
 def _kept_operators(s: Experiment) -> list[str] | None:
-    """Return the operators whose results are kept where only cheap ones are recomputed."""
-    if s.activation_checkpointing and s.checkpoint_ops == "cheap":
+    """Return the operators whose results are kept where only cheap ones are recomputed.
+
+    axolotl refuses them beside LoRA, whose layers change results in place.
+    """
+    is_cheap = s.activation_checkpointing and s.checkpoint_ops == "cheap"
+    if is_cheap and s.lora_rank == 0:
         return KEPT
     return None
 
@@ -149,7 +144,6 @@ DERIVED: Mapping[str, Callable[[Experiment], Any]] = {
     "loaded": lambda s: TORCH_DTYPES[s.numbers.built],
     "pure": lambda s: s.mixed_precision == "none" and not s.parallel_strategy.is_deepspeed,
     "recomputed_by_fsdp": _recomputed_by_fsdp,
-    "axolotl_recomputes": _axolotl_recomputes,
     "kept_operators": _kept_operators,
     "keeps_activations": lambda s: not s.activation_checkpointing,
     "whole_graph": _whole_graph,

@@ -306,7 +306,7 @@ def _of_files(folder: Path, experiment: Experiment) -> str:
     """Return the sentence on the files of a setting for other programs."""
     names = list(files.files(experiment))
     said = f"Written: {folder} has {', '.join(names)}"
-    return f"{said} for the recommended setting in other programs (docs: take it along)"
+    return f"{said}: the recommended setting for other programs"
 
 
 def _left_out(folder: Path, experiment: Experiment) -> list[str]:
