@@ -109,13 +109,16 @@ def _ddp_bucket_mib(s: Experiment) -> int | None:
 
 
 def _distributed_type(s: Experiment) -> str:
-    """Return accelerate's name for what shares the training."""
+    """Return accelerate's name for what shares the training.
+
+    It starts the ranks of MULTI_CPU by mpirun only, those of MULTI_GPU by torchrun on any machine.
+    """
     named = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
     if s.strategy in named:
         return named[s.strategy]
     if s.gpus == 1:
         return "NO"
-    return "MULTI_CPU" if s.device == "cpu" else "MULTI_GPU"
+    return "MULTI_GPU"
 
 
 def _copies(s: Experiment) -> int | None:
