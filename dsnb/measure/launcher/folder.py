@@ -66,10 +66,7 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
     `planned` has the values that the sweep chose for the run (`PLANNED`), and the digests of its
     input files.
     """
-    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
-    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
-    for path in (*of_launch, *of_ranks):
-        path.unlink(missing_ok=True)
+    clear(run)
     record = {
         **experiment.model_dump(),
         "name": experiment.name,
@@ -78,6 +75,15 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
         **planned,
     }
     json_files.write_json(run.experiment, record)
+
+
+def clear(run: RunPaths) -> None:
+    """Remove what an earlier launch has left in a run's folder."""
+    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
+    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
+    of_script = (run.observed, run.model)
+    for path in (*of_launch, *of_ranks, *of_script):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
