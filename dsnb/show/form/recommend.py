@@ -314,9 +314,8 @@ def _left_out(folder: Path, experiment: Experiment) -> list[str]:
     missing = files.not_said(experiment)
     by_call = [one.text for one in missing if one.adapted]
     by_hand = [one.text for one in missing if not one.adapted]
-    path = folder / files.SETTINGS_FILE
-    call = f'from dsnb import adapt; model = adapt(model, "{path}")'
+    call = f'dsnb.adapt(model, "{folder / files.SETTINGS_FILE}")'
     return [
-        f"No configuration says this, which the speed rests on; {call} does it: {' '.join(by_call)}",
-        f"Nor this, which you do: {' '.join(by_hand)}",
+        f"Not in the Trainer's files, and done by model = {call}: {' '.join(by_call)}",
+        f"Not in the Trainer's files, and yours to do: {' '.join(by_hand)}",
     ]
