@@ -59,11 +59,11 @@ def train(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Train one step with the Trainer; a DeepSpeed engine is compared with the settings as in dsnb's runs."""
     AcceleratorState._reset_state()
     written = runpy.run_path(str(folder / files.ARGUMENTS_FILE))
-    dtype = getattr(torch, written["model_arguments"]["dtype"])
-    model = AutoModelForCausalLM.from_config(TINY, dtype=dtype)
     arguments = TrainingArguments(
         output_dir=str(folder / "out"), **{**written["arguments"], **OPTIONS}
     )
+    dtype = getattr(torch, written["model_arguments"]["dtype"])
+    model = AutoModelForCausalLM.from_config(TINY, dtype=dtype)
     trainer = Trainer(model, arguments, train_dataset=DATA)
     trainer.train()
     if experiment.parallel_strategy.is_deepspeed:

@@ -133,10 +133,11 @@ class Card {
     this.showTake(words.take ?? {}, others.slice(0, ALTERNATIVES));
   }
 
-  // The files for other programs; their lines are places in the page's texts.
+  // The files for other programs. Their lines are in the page's texts: `runs` has the first of some that follow each other, their number, and so on.
   filesOf({ files = {} }, of) {
-    return Object.entries(files).map(([name, lines]) => {
-      const text = lines.map((line) => `${this.model.texts[line]}\n`).join("");
+    return Object.entries(files).map(([name, runs]) => {
+      const lines = runs.flatMap((first, at) => (at % 2 ? [] : this.model.texts.slice(first, first + runs[at + 1])));
+      const text = lines.map((line) => `${line}\n`).join("");
       return folded(name, copied(`${name}${of}`, text));
     });
   }
