@@ -180,6 +180,8 @@ def _words(experiment: Experiment, folder: str | Path) -> str:
 
 def _accelerate(experiment: Experiment, folder: str | Path) -> str:
     start = "accelerate launch --config_file accelerate.yaml train.py"
+    if experiment.device == "cpu":
+        start = f"ACCELERATE_USE_CPU=true {start}"  # it does not pass the file's use_cpu on
     found = programs.accelerate_lines(experiment, str(Path(folder, ACCELERATE_FILE)))
     more = []
     if experiment.parallel_strategy.is_deepspeed:
