@@ -8,7 +8,7 @@ are enough.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from dsnb.prediction.step_time import (
     stack,
     step_times,
 )
+from dsnb.settings import programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import MASKED
 from dsnb.settings.training import text
@@ -63,6 +64,10 @@ class Measured:
     step_time_s: float
     counts: StepCounts
     launch_ratio: float = 1.0
+    loop: str = programs.DSNB
+    """The program that trained, without its version."""
+    peak_gib: float | None = None
+    """Peak of memory, where it was measured."""
 
 
 def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
@@ -101,7 +106,24 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
         ratio = launch_us / DEFAULT.host_launch_us
     host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     of_host = replace(counts, **host)
-    return Measured(experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio)
+    loop = programs.loop(programs.of_record(values))
+    peak_gib = values.get("peak_allocated_gib")
+    return Measured(
+        experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio, loop, peak_gib
+    )
+
+
+def of_one_loop(runs: Sequence[Measured]) -> list[Measured]:
+    """Return the runs of dsnb's loop or, without any, of another one; refuse to pool several others."""
+    loops = {run.loop for run in runs}
+    if programs.DSNB in loops:
+        loops = {programs.DSNB}
+    if len(loops) > 1:
+        raise SettingsError(
+            f"runs of several programs ({', '.join(sorted(loops))}) cannot calibrate one loop: give "
+            "those of one"
+        )
+    return [run for run in runs if run.loop in loops]
 
 
 def had_mask(record: Mapping[str, Any]) -> bool:
@@ -147,6 +169,10 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     return _constants(fitted)
 
 
+Method = Callable[[Sequence[Measured], Constants], Constants]
+"""What makes constants of runs and of constants to start from."""
+
+
 def _constants(logarithms: NDArray[np.float64]) -> Constants:
     return Constants(*np.exp(logarithms).tolist())
 
@@ -163,11 +189,14 @@ def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArra
     return slowed_s > (1 + LIMITS.slowed_step) * times_s
 
 
-def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
+def left_out(
+    runs: Sequence[Measured], start: Constants = DEFAULT, method: Method = calibrate
+) -> list[float]:
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
     If all runs are of one model, each setting is left out instead. With more than 20 models or
-    settings, several are left out together. `start` must not depend on the runs.
+    settings, several are left out together. `start` must not depend on the runs; `method` makes
+    constants of runs and these.
     """
     groups: list[object] = [run.experiment.model for run in runs]
     if len(set(groups)) == 1:
@@ -178,7 +207,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     for fold in sorted(set(folds)):
         chosen = [place for place, other in enumerate(folds) if other == fold]
         others = [run for run, other in zip(runs, folds, strict=True) if other != fold]
-        constants = calibrate(others, start)
+        constants = method(others, start)
         predicted_s = step_times([runs[place].counts for place in chosen], constants).step_time_s
         measured_s = [runs[place].step_time_s for place in chosen]
         errors_pct[chosen] = 100 * (np.asarray(predicted_s) / measured_s - 1)
