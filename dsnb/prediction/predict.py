@@ -23,7 +23,7 @@ from dsnb.prediction import (
     speed_range,
 )
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage, Errors
-from dsnb.prediction.calibration import Measured, measured, of_one_loop
+from dsnb.prediction.calibration import Measured, measured, of_one_loop, unknown_settings
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.loop import Calibrated
 from dsnb.prediction.memory import peak_memory, room_gib
@@ -236,7 +236,11 @@ def on_gpu(
         return hardware.probed() if probe else hardware
     runs = of_one_loop(measured(calibrate, hardware.link))
     if not runs:
-        raise SettingsError("no run to calibrate with: give successful runs on known GPUs")
+        problem = "no run to calibrate with: give successful runs on known GPUs"
+        unknown = unknown_settings(calibrate)
+        if unknown:
+            problem += f"; unknown to the model of time: {', '.join(unknown)}"
+        raise SettingsError(problem)
     return hardware.calibrated(runs)
 
 

@@ -1,6 +1,7 @@
 """The settings of one run, with the experiment's name, derived values and former settings."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +13,15 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
-from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
+from dsnb.settings import (
+    auto_precision,
+    auto_values,
+    checks,
+    deepspeed_keys,
+    hostfile,
+    parameters,
+    programs,
+)
 from dsnb.settings.hostfile import Host
 from dsnb.settings.parallelism import parallelism
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
@@ -32,6 +41,8 @@ RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+UNNAMED = "unknown"
+"""Name of an experiment of which nothing is known that names have."""
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")]
 Interface = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,14})?$")]
 Names = Annotated[str, Field(pattern=r"^([A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*)?$")]
@@ -204,21 +215,33 @@ class Experiment(Training):
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings of a record, unchecked, with defaults for those that it lacks."""
+        """Return the settings of a record, unchecked.
+
+        Those that it lacks have their defaults, but None if another program trained: what dsnb does
+        by default says nothing about it. A setting that is null is unknown.
+        """
         settings = with_current_names(record)
-        return cls.model_construct(
-            **{key: value for key, value in settings.items() if key in cls.model_fields}
-        )
+        known: dict[str, Any] = {}
+        if not programs.is_own(record):
+            known = dict.fromkeys(OF_TRAINING)
+        for key, value in settings.items():
+            if key in cls.model_fields:
+                known[key] = value
+        if known.get(deepspeed_keys.NAME, {}) is None:  # keys that are unknown are not set
+            known[deepspeed_keys.NAME] = {}
+        return cls.model_construct(**known)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
         """Return the settings of a row of a table of runs, unchecked.
 
-        Settings that it lacks, or of which it has no value, have their defaults. Integers and truth
-        values are floats in columns with gaps. The column `deepspeed` of a table is a version,
-        unless it holds keys.
+        Settings that it lacks, or of which it has no value, have their defaults; in a recorded or
+        logged run of another program, they are None. Integers and truth values are floats in
+        columns with gaps. The column `deepspeed` of a table is a version, unless it holds keys.
         """
         settings: dict[str, Any] = {}
+        if not programs.has_defaults(row):
+            settings["program"] = programs.of_record(row)
         for column, value in row.items():
             name = str(column)
             is_setting = name in DEFAULTS or name.startswith(deepspeed_keys.PREFIX)
@@ -238,26 +261,30 @@ class Experiment(Training):
     def name(self) -> str:
         """The name of the experiment without its model, such as `zs2_bf16_gpus8_bs32_sl128`.
 
-        Further parts appear only where a setting differs from its default. Steps, warm-up, time
-        limit and device are left out: they are part of how a setting is measured.
+        Further parts appear only where a setting differs from its default, and what is unknown is no
+        part. Steps, warm-up, time limit and device are left out: they are part of how a setting is
+        measured.
         """
-        sharing = self.parallel_strategy.short(self)
-        parts = [
-            f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"
-        ]
+        parts = [_in_name(self.parallel_strategy.short(self))]
+        for key, form in ALWAYS_NAMED.items():
+            value = getattr(self, key)
+            if value is not None:
+                parts.append(form.format(_in_name(value)))
         for key in IN_NAMES:
             value = getattr(self, key)
-            if value == DEFAULTS[key]:
+            if value is None or value == DEFAULTS[key]:
                 continue
             if key in PARTS:
                 parts.append(PARTS[key](self))
             else:
-                parts.append(DECLARED[key].short.replace("{}", text(value)))
-        return "_".join(parts)
+                parts.append(DECLARED[key].short.replace("{}", _in_name(value)))
+        return "_".join(filter(None, parts)) or UNNAMED
 
     @property
     def name_with_model(self) -> str:
         """The name for a sweep over several models."""
+        if not self.model:
+            return self.name
         return f"{model_shapes.slug(self.model)}_{self.name}"
 
     @property
@@ -314,7 +341,7 @@ class Experiment(Training):
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
-        return self.gpus // self.model_parallel
+        return self.known("gpus") // self.model_parallel
 
     @property
     def shard_ranks(self) -> int:
@@ -324,22 +351,30 @@ class Experiment(Training):
     @property
     def model_parallel(self) -> int:
         """Number of ranks that share one copy of the model."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.known("tensor_parallel") * self.known("pipeline_parallel")
 
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens per rank and forward pass."""
-        return int(self.micro_batch_size) * self.seq_len
+        return self.known("micro_batch_size") * self.known("seq_len")
 
     @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer step over all ranks."""
-        return self.micro_batch_size * self.grad_accum * self.data_parallel
+        sequences = self.known("micro_batch_size") * self.known("grad_accum")
+        return sequences * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step over all ranks."""
-        return self.global_batch_size * self.seq_len
+        return self.global_batch_size * self.known("seq_len")
+
+    def known(self, name: str) -> int:
+        """Return a number that other figures follow from; raise SettingsError if a recorded run does not know it."""
+        value = getattr(self, name)
+        if value is None:
+            raise SettingsError(f"{name} is unknown")
+        return int(value)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -372,6 +407,11 @@ DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fi
 """The words of every setting, and its part of an experiment's name."""
 
 
+def _in_name(value: object) -> str:
+    """Return a value as part of a folder's name; other programs have values such as `AdamW (8 bit)`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text(value)).strip("-")
+
+
 def _compiled(s: Experiment) -> str:
     if s.compile == "default":
         return "compile"
@@ -385,10 +425,12 @@ def _compressed(s: Experiment) -> str:
 
 
 def _checkpointed(s: Experiment) -> str:
-    every = s.checkpoint_every if s.checkpoint_every > 1 else ""
+    every = ""
+    if s.checkpoint_every not in {None, 1}:
+        every = str(s.checkpoint_every)
     if s.checkpoint_offload:
         return f"ac{every}-cpu"
-    if s.checkpoint_ops != "all":
+    if s.checkpoint_ops not in {None, "all"}:
         return f"ac{every}-{s.checkpoint_ops}"
     return f"ac{every}"
 
@@ -409,10 +451,14 @@ PARTS: dict[str, Callable[[Experiment], str]] = {
     "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),
 }
 """Parts of a name that are more than a form of the value."""
+ALWAYS_NAMED = {"precision": "{}", "gpus": "gpus{}", "micro_batch_size": "bs{}", "seq_len": "sl{}"}
+"""Settings that are parts of every name, with any value."""
 IN_NAMES = [name for name in SHOWN if DECLARED[name].short]
 """Settings that are parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
+OF_TRAINING = [name for name in DECLARED if name not in SUPERVISION]
+"""Settings that describe a training: what is unknown of another program's has no default in its place."""
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -431,10 +477,13 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
     On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its
-    own changes.
+    own changes. A value that is null is unknown and stays so, as does all that another program's
+    record lacks.
     """
-    settings = {name: value for name, value in settings.items() if text(value) != "-"}
-    chosen = SimpleNamespace(**{**DEFAULTS, **settings})  # thousands of runs: no model of pydantic
+    if not programs.is_own(settings):
+        return {**settings}
+    known = {name: value for name, value in settings.items() if text(value) != "-"}
+    chosen = SimpleNamespace(**{**DEFAULTS, **known})  # thousands of runs: no model of pydantic
     former: dict[str, Any] = {}
     if settings and chosen.device != "cpu":
         former["allocator"] = "default"

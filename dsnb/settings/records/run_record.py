@@ -68,8 +68,10 @@ class RunRecord:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The settings of the run, with defaults for those that its record lacks."""
-        return Experiment.recorded(self.settings)
+        """The settings of the run (`Experiment.recorded`)."""
+        written = self.as_written[self.paths.experiment.name]
+        unknown = [name for name in DEFAULTS if name in written and written[name] is None]
+        return Experiment.recorded({**self.settings, **dict.fromkeys(unknown)})
 
     @cached_property
     def timed_steps(self) -> list[dict[str, Any]]:
@@ -82,15 +84,17 @@ class RunRecord:
         return self.paths.bandwidth_plan.exists()
 
     @property
-    def expected_steps(self) -> int:
-        """Timed steps that the settings ask for."""
+    def expected_steps(self) -> int | None:
+        """Timed steps that the settings ask for; None for a script that is recorded until it ends."""
         if self.is_bandwidth_test:
             return 0
         return self.experiment.steps
 
     @property
     def has_all_steps(self) -> bool:
-        """Whether every timed step is recorded."""
+        """Whether every timed step is recorded; any, if their number was open."""
+        if self.expected_steps is None:
+            return len(self.timed_steps) > 0
         return len(self.timed_steps) == self.expected_steps
 
     @property
