@@ -10,13 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.model_shapes import facts
 from dsnb.prediction import gpus, tuned
+from dsnb.prediction.alike import usual_names
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.step_time import (
     DEFAULT,
@@ -36,6 +39,8 @@ from dsnb.settings.training import text
 if TYPE_CHECKING:
     import pandas as pd
 
+MODEL = "model.json"
+"""The configuration of a recorded script's model, in its run folder."""
 MIN_CALIBRATED = 3
 """Minimum number of settings to fit constants to."""
 STEPS = 12
@@ -92,8 +97,9 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if values.get("status", "ok") != "ok" or values.get("alloc_retries", 0) > 0:
         return None
     gpu = gpus.known_gpu(str(values.get("gpu_name")))
+    values["model"] = model_of(values)
     try:
-        experiment = known.completed(Experiment.of_row(values))
+        experiment = known.completed(Experiment.of_row(usual_names(values)))
     except SettingsError:
         return None
     step_time_s = values.get("step_time_mean_s")
@@ -116,6 +122,22 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     return Measured(
         experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio, loop, peak_gib
     )
+
+
+def model_of(values: Mapping[str, Any]) -> str | None:
+    """Return the model of a run's row: one that can be counted, or the configuration that its folder keeps.
+
+    A recorded script names its model as it likes.
+    """
+    model = values.get("model")
+    if isinstance(model, str) and facts(model):
+        return model
+    folder = values.get("run_dir")
+    if isinstance(folder, str):
+        kept = Path(folder) / MODEL
+        if kept.is_file():
+            return str(kept)
+    return model
 
 
 def of_one_loop(runs: Sequence[Measured]) -> list[Measured]:

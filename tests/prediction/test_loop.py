@@ -1,5 +1,6 @@
 """The factor of another loop: known from the first run on, named, and replaced by a fit only where that is better."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from dsnb.prediction import loop, predict, traces
-from dsnb.prediction.calibration import Measured, left_out, measured
+from dsnb.prediction.calibration import Measured, left_out, measured, model_of
 from dsnb.prediction.gpus import Link, find
 from dsnb.prediction.predict import Hardware
 from dsnb.prediction.step_time import DEFAULT, count_step, step_times
@@ -95,7 +96,7 @@ def test_all_constants_are_fitted_where_that_predicts_left_out_settings_better()
 
 
 @pytest.mark.parametrize(
-    "errors, than, is_better",
+    ("errors", "than", "is_better"),
     [
         ([5, 5, 5, 5, 5, 5], [20, 20, 20, 20, 20, 21], True),
         ([20, 20, 20, 20, 20, 20], [5, 5, 5, 5, 5, 5], False),
@@ -137,11 +138,28 @@ def test_runs_of_another_program_are_measured_with_its_name_and_peak():
         "step_time_mean_s": 1.0,
         "program": "transformers Trainer 5.23.0",
         "peak_allocated_gib": 40.0,
+        "optimizer": "adamw_torch_fused",
+        "lora_rank": 0,
+        "mixed_precision": "native",
+        "attention": "flash_attention_2",
+        "compile": "off",
+        "grad_accum": 1,
+        "activation_checkpointing": False,
     }
     (run,) = measured(pd.DataFrame([row]))
     assert (run.loop, run.peak_gib) == (TRAINER, 40.0)
+    assert (run.experiment.optimizer, run.experiment.attention) == ("adamw", "sdpa")
     (own,) = measured(pd.DataFrame([{**row, "program": None}]))
     assert own.loop == DSNB
+
+
+def test_a_recorded_model_is_the_configuration_in_its_folder(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 64}
+    (tmp_path / "model.json").write_text(json.dumps(config))
+    recorded = {"model": "MyModel", "run_dir": str(tmp_path)}
+    assert model_of(recorded) == str(tmp_path / "model.json")
+    assert model_of({"model": "gpt2", "run_dir": str(tmp_path)}) == "gpt2"
+    assert model_of({"model": "MyModel", "run_dir": str(tmp_path / "none")}) == "MyModel"
 
 
 def with_peak(more_bytes, program=TRAINER, size=8):

@@ -22,8 +22,9 @@ from dsnb.prediction.speed_range import SpeedRange
 from dsnb.prediction.step_time import Constants, StepTime, count_step, parts
 from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.settings.checks import contradictions
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DECLARED, DEFAULTS, Experiment
 from dsnb.settings.strategies.logged import MEGATRON
+from dsnb.settings.training import text
 
 WAYS: list[dict[str, Any]] = [
     {"strategy": "ddp"},
@@ -173,7 +174,9 @@ def of_claim(claim: Claim) -> Setup:
     model = str(stated.get("model") or claim.recorded["model"])
     stated["model"], assumed = known_model(model)
     checked = trained_elsewhere(stated)
-    stated = {**claim.recorded, **checked.model_dump(exclude_unset=True), "device": "cuda"}
+    recorded, left = _predictable(claim.recorded)
+    assumed += left
+    stated = {**recorded, **checked.model_dump(exclude_unset=True), "device": "cuda"}
     stated.pop("deepspeed", None)
     nodes = link().nodes(Experiment.recorded(stated))
     path = link(claim.link or "nvlink")
@@ -186,6 +189,18 @@ def of_claim(claim: Claim) -> Setup:
     chosen, added = _completed(stated, gpu)
     assumed += added
     return Setup(Experiment.recorded(chosen), hardware, known, tuple(assumed))
+
+
+def _predictable(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return recorded settings without values that dsnb does not have, and the defaults in their place in words."""
+    kept = dict(recorded)
+    assumed = []
+    for name, value in recorded.items():
+        order = DECLARED[name].order
+        if order and value not in (*order, MEGATRON):
+            del kept[name]
+            assumed.append(f"{text(DEFAULTS[name])} for {DECLARED[name].title} {text(value)}")
+    return kept, assumed
 
 
 def _check_split(settings: Mapping[str, Any]) -> None:
