@@ -16,6 +16,7 @@ from dsnb.prediction import accuracy, traces, tuned
 from dsnb.prediction.calibration import (
     MIN_CALIBRATED,
     Measured,
+    Method,
     calibrate,
     left_out,
 )
@@ -91,6 +92,8 @@ def log_ratios(runs: Sequence[Measured], start: Constants = DEFAULT) -> np.ndarr
 
 def slowed(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants:
     """Return constants with which every step takes as many times as long as these runs do in the median."""
+    if not runs:
+        return start
     return start.slower(math.exp(float(np.median(log_ratios(runs, start)))))
 
 
@@ -98,31 +101,35 @@ def of_runs(runs: Sequence[Measured], start: Constants = DEFAULT) -> Calibrated:
     """Return the time model of one loop by some of its runs, at least one."""
     logs = log_ratios(runs, start)
     median = float(np.median(logs))
-    within_pct = 100 * math.expm1(float(np.abs(logs - median).max()))
-    is_own = runs[0].loop == DSNB
-    # The prior of a fit knows dsnb's own loop better than one or two runs do.
-    is_fitted = is_own and len(logs) < MIN_CALIBRATED
-    constants = slowed(runs, start)
+    method = method_of(runs, start)
     errors = None
     if len(logs) >= MIN_CALIBRATED:
-        left = left_out(runs, start, slowed)
-        if len(logs) >= LOOP.least_fitted:
-            by_fit = left_out(runs, start)
-            is_fitted = is_better(by_fit, left)
-            left = by_fit if is_fitted else left
-        errors = accuracy.by_kind(runs, left, DEFAULT, of_errors)
-    if is_fitted:
-        constants = calibrate(runs, start)
+        errors = accuracy.by_kind(runs, left_out(runs, start, method), DEFAULT, of_errors)
     return Calibrated(
         program=runs[0].loop,
-        constants=constants,
+        constants=method(runs, start),
         times=math.exp(median),
         runs=len(logs),
-        within_pct=within_pct,
-        is_fitted=is_fitted,
+        within_pct=100 * math.expm1(float(np.abs(logs - median).max())),
+        is_fitted=method is calibrate,
         errors=errors,
         more_bytes_per_logit=more_bytes_per_logit(runs),
     )
+
+
+def method_of(runs: Sequence[Measured], start: Constants = DEFAULT) -> Method:
+    """Return what makes constants of the runs of one loop: one factor, or the fit where that is better.
+
+    The prior of a fit knows dsnb's own loop better than one or two runs do.
+    """
+    number = len({run.counts for run in runs})
+    if number < MIN_CALIBRATED and runs[0].loop == DSNB:
+        return calibrate
+    if number < LOOP.least_fitted:
+        return slowed
+    if is_better(left_out(runs, start), left_out(runs, start, slowed)):
+        return calibrate
+    return slowed
 
 
 def is_better(errors_pct: Sequence[float], than_pct: Sequence[float]) -> bool:

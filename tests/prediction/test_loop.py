@@ -12,9 +12,11 @@ from dsnb.prediction import loop, predict, traces
 from dsnb.prediction.calibration import Measured, left_out, measured, model_of
 from dsnb.prediction.gpus import Link, find
 from dsnb.prediction.predict import Hardware
+from dsnb.prediction.recommend import Scope, recommend
 from dsnb.prediction.step_time import DEFAULT, count_step, step_times
+from dsnb.prediction.target import Budget, Target
 from dsnb.settings.programs import DSNB
-from tests.prediction.made_up import TRACE, given, of_record, runs
+from tests.prediction.made_up import TRACE, given, of_record, runs, trace_nothing
 
 SIZES = [{"micro_batch_size": size} for size in (2, 4, 8, 16, 32, 64)]
 TRAINER = "transformers Trainer"
@@ -191,6 +193,34 @@ def test_larger_peaks_of_another_loop_add_bytes_to_each_logit(monkeypatch):
         found.more_gib(size)
     )
     assert more["headroom_gib"] < usual["headroom_gib"]
+
+
+def test_recommend_uses_the_factor_and_says_it(monkeypatch):
+    trace_nothing(monkeypatch)
+    rows = [
+        {
+            "program": "own",
+            "experiment": run.experiment.name,
+            "step_time_mean_s": run.step_time_s,
+            "gpu_name": "NVIDIA H200",
+            **run.experiment.model_dump(exclude={"deepspeed", "program"}),
+        }
+        for run in slower(1.38, SIZES[:3])
+    ]
+
+    def answer(**chosen):
+        scope = Scope("opt-1.3b", 1, 512, 64)
+        (found,) = recommend(scope, Target("H200", **chosen), Budget(1e9))
+        return found
+
+    usual = answer()
+    own = answer(calibrate=pd.DataFrame(rows))
+    assert "the loop of own takes 1.38 times as long" in " ".join(own.sentences)
+    assert "Calibrated" not in " ".join(usual.sentences)
+    by_name = [one.table.set_index("experiment")["step_time_s"] for one in (usual, own)]
+    times = (by_name[1] / by_name[0]).dropna()
+    assert len(times)
+    assert times.to_numpy() == pytest.approx(1.38, rel=0.01)
 
 
 def test_a_loop_as_fast_as_dsnb_changes_no_prediction():

@@ -11,7 +11,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.formulas.model_shapes import PRESETS, facts
 from dsnb.base.system import hardware as machine
-from dsnb.prediction import calibration, speed_range
+from dsnb.prediction import calibration, speed_range, tuned
 from dsnb.prediction.candidates import usual_length
 from dsnb.prediction.check.claims import Claim
 from dsnb.prediction.gpus import GpuSpec, find, link
@@ -32,8 +32,7 @@ WAYS: list[dict[str, Any]] = [
     {"strategy": "fsdp"},
 ]
 """Ways to share a training, the simplest first; the first on which it fits is assumed."""
-USUAL_TOKENS = 16_384
-"""Most tokens of an assumed micro-batch."""
+CHECK = tuned.numbers("check")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 BILLION = {"b": 1.0, "m": 1e-3}
 USUAL_FAMILIES = ("llama", "qwen2.5", "gpt2", "opt", "pythia")
@@ -295,7 +294,7 @@ def _free(chosen: Mapping[str, Any], name: str, values: list[Any]) -> list[dict[
 
 def _sizes(seq_len: int) -> list[int]:
     """Return powers of two of sequences, the largest first."""
-    most = max(1, USUAL_TOKENS // seq_len)
+    most = max(1, CHECK.usual_tokens // seq_len)
     return [2**power for power in range(most.bit_length() - 1, -1, -1)]
 
 

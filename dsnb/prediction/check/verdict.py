@@ -7,7 +7,7 @@ from dsnb.prediction import nearest, speed_range
 from dsnb.prediction.check import accounting
 from dsnb.prediction.check import setup as setups
 from dsnb.prediction.check.claims import Claim
-from dsnb.prediction.check.gaps import Case, Gap, gaps
+from dsnb.prediction.check.gaps import CHECK, Case, Gap, gaps
 from dsnb.prediction.check.setup import Setup
 from dsnb.results.runs.labels import count
 
@@ -15,10 +15,6 @@ MOST_SHOWN = 4
 MOST_GAPS = 6
 OF_FIGURES = {"peak", "per_gpu", "all_gpus", "smaller_model", "real_tokens"}
 """Causes that concern the figure, not the step."""
-FAR = 2.0
-"""Times of the predicted speed above which another model than stated is suspected."""
-ABOVE = 1.1
-"""Times of the best MFU that was ever measured above which a rate must be wrong."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def _figures(claim: Claim, setup: Setup, expected: tuple[float, float], kind: st
             rate /= setup.experiment.gpus
     if mfu is not None:
         found.insert(0, accounting.of_mfu(setup, mfu, setup.mfu(rate)))
-    is_far = rate > FAR * setup.tokens_per_s
+    is_far = rate > CHECK.far * setup.tokens_per_s
     if kind == "fast" and is_far and not any(found):
         found.append(accounting.of_size(setup, rate))
     return [gap for gap in found if gap]
@@ -112,7 +108,7 @@ def _verdict(setup: Setup, rate: float, expected: tuple[float, float]) -> tuple[
     on = f"{_number(low)} to {_number(high)} tokens/s ({setup.range.on})"
     ratio = rate / setup.tokens_per_s
     best = speed_range.best_mfu(setup.gpu.name, setup.experiment)
-    if setup.mfu(rate) > ABOVE * best:
+    if setup.mfu(rate) > CHECK.above_best * best:
         return "fast", (
             f"fast: above what any run reached (MFU {100 * best:.0f} %), check the count of tokens or GPUs; "
             f"expected are {on}"
