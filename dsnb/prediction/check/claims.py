@@ -107,7 +107,12 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
     where = gpu or str(known.get("gpu_name", ""))
     if not where:
         raise SettingsError("the GPU of these runs is unknown: say --gpu NAME")
-    kernel = known.get("attention_kernel")
+    masked = None
+    if "attention_kernel" in known:
+        masked = str(known["attention_kernel"]).endswith(MASKED)
+    real_tokens = None
+    if known.get("data") in OWN_DATA:
+        real_tokens = 1.0
     return Claim(
         stated,
         where,
@@ -118,8 +123,8 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
         program=str(known.get("program") or known.get("source") or ""),
         recorded=recorded,
         seen=Seen(
-            real_tokens=1.0 if known.get("data") in OWN_DATA else None,
-            masked=None if kernel is None else str(kernel).endswith(MASKED),
+            real_tokens=real_tokens,
+            masked=masked,
             gpu_util_pct=_number(known, "gpu_util_pct"),
             cpu_bound=_number(known, "cpu_bound"),
             alloc_retries=_number(known, "alloc_retries"),

@@ -113,7 +113,7 @@ def gaps(case: Case) -> list[Gap]:
     shown = [gap for gap in found if gap.is_shown]
     names = {gap.cause for gap in shown}
     possible = [gap for gap in found if not gap.is_shown and gap.cause not in names]
-    shown.sort(key=lambda gap: -1.0 if gap.share is None else -gap.share)
+    shown.sort(key=lambda gap: -(gap.share or 1.0))  # an unknown size may be the largest
     possible.sort(key=lambda gap: -gap.score)
     return shown + possible
 
@@ -209,8 +209,8 @@ def _small_batch(case: Case) -> Gap | None:
     setup = case.setup
     size = setup.experiment.micro_batch_size
     if not case.is_stated("micro_batch_size"):
-        single = setup.changed(micro_batch_size=1)
-        times = single.token_s() / setup.token_s() if single else 1.0
+        single = setup.changed(micro_batch_size=1) or setup
+        times = single.token_s() / setup.token_s()
         return case.possible("small_batch", max(1.0, times))
     larger = setup.changed(micro_batch_size=CHECK.larger_batch * size)
     if larger is None:

@@ -144,8 +144,7 @@ class Setup:
         others = [self]
         for changes in UNKNOWN_CHANGES:
             if self.stated.isdisjoint(changes):
-                other = self.changed(**changes)
-                others += [other] if other else []
+                others.append(self.changed(**changes) or self)
         low = min(one.range.low * one.tokens_per_s for one in others)
         high = max(one.range.high * one.tokens_per_s for one in others)
         return low, high
@@ -183,11 +182,14 @@ def of_claim(claim: Claim) -> Setup:
         path = replace(path, network_gb_per_s=link(USUAL_NETWORK).network_gb_per_s)
         assumed.append(f"{USUAL_NETWORK.removeprefix('ib:')} Gbit/s a GPU between nodes")
     _check_split(stated)
+    _check_tokens(claim, stated)
     hardware = Hardware(gpu, path)
-    known = frozenset(stated) | ({"link"} if claim.link else frozenset())
+    known = {*stated}
+    if claim.link:
+        known.add("link")
     chosen, added = _completed(stated, gpu)
     assumed += added
-    return Setup(Experiment.recorded(chosen), hardware, known, tuple(assumed))
+    return Setup(Experiment.recorded(chosen), hardware, frozenset(known), tuple(assumed))
 
 
 def _predictable(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -210,6 +212,19 @@ def _check_split(settings: Mapping[str, Any]) -> None:
         raise SettingsError(
             f"gpus is {experiment.gpus}: the model is split over {split} GPUs; give a multiple of that"
         )
+
+
+def _check_tokens(claim: Claim, settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError if tokens/s do not follow from the speed that is known."""
+    needed: tuple[str, ...] = ()
+    if claim.tokens_per_s is None and claim.samples_per_s is not None:
+        needed = ("seq_len",)
+    elif claim.tokens_per_s is None and claim.step_s is not None:
+        needed = ("seq_len", "micro_batch_size")
+    missing = [name for name in needed if name not in settings]
+    if missing:
+        values = " ".join(f"--set {name}=NUMBER" for name in missing)
+        raise SettingsError(f"tokens/s do not follow without {' and '.join(missing)}: say {values}")
 
 
 def known_model(name: str) -> tuple[str, list[str]]:
@@ -277,7 +292,9 @@ def _sharing(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "strategy" in chosen or "zero_stage" in chosen:
         return [{}]
     if chosen.get("offload", "none") != "none":
-        stage = 3 if str(chosen["offload"]).startswith("all") else 2
+        stage = 2
+        if str(chosen["offload"]).startswith("all"):
+            stage = 3
         return [{"strategy": "deepspeed", "zero_stage": stage}]
     if chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1) > 1:
         return [{"strategy": MEGATRON, "zero_stage": 1}]

@@ -64,7 +64,9 @@ def check(claim: Claim) -> Verdict:
 def total_rate(claim: Claim, setup: Setup) -> float:
     """Return the tokens/s of all GPUs that a claim states, by the figure that says it most directly."""
     experiment = setup.experiment
-    gpus = experiment.gpus if claim.per_gpu else 1
+    gpus = 1
+    if claim.per_gpu:
+        gpus = experiment.gpus
     if claim.tokens_per_s is not None:
         return claim.tokens_per_s * gpus
     if claim.samples_per_s is not None:
@@ -105,7 +107,10 @@ def _figures(claim: Claim, setup: Setup, expected: tuple[float, float], kind: st
 def _verdict(setup: Setup, rate: float, expected: tuple[float, float]) -> tuple[str, str]:
     """Return `normal`, `slow` or `fast`, and the sentence."""
     low, high = expected
-    on = f"{_number(low)} to {_number(high)} tokens/s ({setup.range.on})"
+    low_pct = 100 * setup.mfu(low)
+    high_pct = 100 * setup.mfu(high)
+    rates = f"{_number(low)} to {_number(high)} tokens/s, MFU {low_pct:.0f} to {high_pct:.0f} %"
+    on = f"{rates} ({setup.range.on})"
     ratio = rate / setup.tokens_per_s
     best = speed_range.best_mfu(setup.gpu.name, setup.experiment)
     if setup.mfu(rate) > CHECK.above_best * best:
@@ -161,12 +166,12 @@ def _line(gap: Gap) -> str:
     basis = "possible"
     if gap.is_shown:
         basis = "shown"
-    size = "unknown"
+    size = "size unknown"
     if gap.share is not None:
-        size = f"{100 * gap.share:.0f} %"
+        size = f"{100 * gap.share:.0f} % of the step"
     if gap.cause in OF_FIGURES:
-        size = "-"  # no part of the step
-    return f"{basis:8} {size:>7}  {gap.words}"
+        size = "the figure"
+    return f"{basis:8} {size:>16}: {gap.words}"
 
 
 def _number(value: float) -> str:

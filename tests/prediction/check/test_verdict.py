@@ -104,7 +104,8 @@ def test_other_programs_settings_are_taken_and_wrong_values_refused():
     assert usual_names({"micro_batch_size": [1, 2]}) == {"micro_batch_size": [1, 2]}
     # dsnb's FSDP does not train in fp16, and falcon-7b has 2,048 positions; others do.
     check(claim(tokens_per_s=1e4, stated={"precision": "fp16"}))
-    check(Claim({"model": "falcon-7b", "gpus": 8, "seq_len": 4096}, "H100", step_s=3.0))
+    long = {"model": "falcon-7b", "gpus": 8, "seq_len": 4096, "micro_batch_size": 1}
+    check(Claim(long, "H100", step_s=3.0))
     with pytest.raises(SettingsError, match="unknown setting 'micro_batch'"):
         check(claim(tokens_per_s=1e4, stated={"micro_batch": 2}))
     with pytest.raises(SettingsError, match="compile is 'sometimes'"):
@@ -124,6 +125,17 @@ def test_a_model_is_known_by_its_size():
 def test_a_claim_needs_a_speed(wrong):
     with pytest.raises(SettingsError):
         claim(**wrong)
+
+
+def test_tokens_of_a_step_or_a_sample_must_be_known():
+    stated = {"model": "gpt2", "gpus": 1}
+    with pytest.raises(
+        SettingsError, match="without seq_len and micro_batch_size: say --set seq_len"
+    ):
+        check(Claim(stated, "H100", step_s=1.0))
+    with pytest.raises(SettingsError, match="without seq_len: say --set seq_len=NUMBER"):
+        check(Claim(stated, "H100", samples_per_s=1.0))
+    check(Claim({**stated, "seq_len": 1024, "micro_batch_size": 8}, "H100", step_s=1.0))
 
 
 def test_shares_may_be_per_cent():
