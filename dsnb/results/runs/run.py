@@ -138,8 +138,8 @@ class Run:
 
     @property
     def is_standalone(self) -> bool:
-        """Whether a script of a user was recorded, not a run that a sweep planned."""
-        return not self.is_own and self.settings.keys().isdisjoint(ORDER)
+        """Whether a script of a user was recorded, which dsnb did not start."""
+        return programs.is_standalone(self.settings)
 
     @functools.cached_property
     def recorded_name(self) -> str:
