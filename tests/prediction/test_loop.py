@@ -10,13 +10,18 @@ import pytest
 
 from dsnb.prediction import loop, predict, traces
 from dsnb.prediction.calibration import Measured, left_out, measured, model_of
+from dsnb.prediction.check.claims import Seen
+from dsnb.prediction.check.logged import claims
+from dsnb.prediction.check.verdict import check
 from dsnb.prediction.gpus import Link, find
 from dsnb.prediction.predict import Hardware
 from dsnb.prediction.recommend import Scope, recommend
 from dsnb.prediction.step_time import DEFAULT, count_step, step_times
 from dsnb.prediction.target import Budget, Target
+from dsnb.results.runs.load import load_runs
 from dsnb.settings.programs import DSNB
 from tests.prediction.made_up import TRACE, given, of_record, runs, trace_nothing
+from tests.support import recorded
 
 SIZES = [{"micro_batch_size": size} for size in (2, 4, 8, 16, 32, 64)]
 TRAINER = "transformers Trainer"
@@ -162,6 +167,46 @@ def test_a_recorded_model_is_the_configuration_in_its_folder(tmp_path):
     assert model_of(recorded) == str(tmp_path / "model.json")
     assert model_of({"model": "gpt2", "run_dir": str(tmp_path)}) == "gpt2"
     assert model_of({"model": "MyModel", "run_dir": str(tmp_path / "none")}) == "MyModel"
+
+
+@pytest.fixture(scope="module")
+def recorded_folder(tmp_path_factory):
+    """Three settings of a script's own model on a GPU, as its recorder writes them."""
+    root = tmp_path_factory.mktemp("own")
+    config = {"model_type": "gpt2", "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 1024}
+    for size in (2, 4, 8):
+        run = recorded.record(
+            recorded.ONE_RANK,
+            root / f"bs{size}" / "run1",
+            model="MyModel",
+            micro_batch_size=size,
+            device="cuda",
+        )
+        (run.dir / "model.json").write_text(json.dumps({**config, "vocab_size": 512}))
+        about = json.loads(run.environment.read_text())
+        gpu = {"name": "NVIDIA H200", "memory_gib": 140.4}
+        run.environment.write_text(json.dumps({**about, "gpus": [gpu]}))
+    return root
+
+
+def test_recorded_folders_calibrate(recorded_folder):
+    table = load_runs(recorded_folder)
+    hardware = predict.on_gpu("H200", "nvlink", table)
+    assert (hardware.loop.program, hardware.loop.runs) == (TRAINER, 3)
+    ratios = []
+    for run in measured(table):
+        assert run.experiment.model.endswith("model.json")
+        ratios.append(run.step_time_s / step_s(run.experiment, DEFAULT))
+    assert hardware.loop.times == pytest.approx(np.median(ratios))
+
+
+def test_recorded_folders_are_checked(recorded_folder):
+    found = claims(load_runs(recorded_folder), {}, "", None, Seen())
+    verdicts = [check(one) for one in found]
+    slowest = min(verdicts, key=lambda verdict: verdict.ratio)
+    assert len(found) == 3
+    assert slowest.kind == "slow"  # a CPU ran it
+    assert slowest.lines[0].startswith("MyModel, 1 GPU H200, plain, 8 x 128 tokens, transformers T")
 
 
 def with_peak(more_bytes, program=TRAINER, size=8):

@@ -48,6 +48,8 @@ class Claim:
     per_gpu: bool = False
     """Whether tokens/s and samples/s are those of one GPU."""
     program: str = ""
+    model: str = ""
+    """The model's name, if that is not its setting."""
     seen: Seen = field(default_factory=Seen)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """Settings as a run or a log has them, also those of other programs; what is stated wins."""
@@ -95,6 +97,7 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
     Raises SettingsError if the row has no speed, or nothing names the model and the GPU.
     """
     known = {str(name): value for name, value in row.items() if text(value) != "-"}
+    model = known.get("model")
     known["model"] = model_of(known)
     recorded = {}
     for name in DEFAULTS.keys() - {"deepspeed"}:  # in tables, that is a version
@@ -121,6 +124,7 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
         step_s=_number(known, "step_time_mean_s"),
         samples_per_s=_number(known, "samples_per_s"),
         program=str(known.get("program") or known.get("source") or ""),
+        model=str(stated.get("model") or model),
         recorded=recorded,
         seen=Seen(
             real_tokens=real_tokens,

@@ -109,7 +109,7 @@ def _verdict(setup: Setup, rate: float, expected: tuple[float, float]) -> tuple[
     low, high = expected
     low_pct = 100 * setup.mfu(low)
     high_pct = 100 * setup.mfu(high)
-    rates = f"{_number(low)} to {_number(high)} tokens/s, MFU {low_pct:.0f} to {high_pct:.0f} %"
+    rates = f"{_number(low)} to {_number(high)} tokens/s, MFU {low_pct:.2g} to {high_pct:.2g} %"
     on = f"{rates} ({setup.range.on})"
     ratio = rate / setup.tokens_per_s
     best = speed_range.best_mfu(setup.gpu.name, setup.experiment)
@@ -129,7 +129,7 @@ def _training(claim: Claim, setup: Setup, rate: float) -> str:
     """Return the training and its speed in one line."""
     experiment = setup.experiment
     parts = [
-        nearest.model_name(experiment.model),
+        nearest.model_name(claim.model or experiment.model),
         f"{count(experiment.gpus, 'GPU')} {setup.gpu.name}",
         experiment.label,
         f"{experiment.micro_batch_size} x {experiment.seq_len:,} tokens",
@@ -143,9 +143,9 @@ def _training(claim: Claim, setup: Setup, rate: float) -> str:
     if experiment.gpus > 1:
         speed += f", {_number(per_gpu)} a GPU"
     mfu = 100 * setup.mfu(rate)
-    speed += f", MFU {mfu:.1f} % of {setup.peak_tflops:.0f} dense TFLOP/s"
+    speed += f", MFU {mfu:.3g} % of {setup.peak_tflops:.0f} dense TFLOP/s"
     if claim.tflops is not None:
-        speed += f" ({mfu / 2:.1f} % of the peak with sparsity)"
+        speed += f" ({mfu / 2:.3g} % of the peak with sparsity)"
     return f"{', '.join(parts)}: {speed}"
 
 
