@@ -127,6 +127,8 @@ def _each(case: Case) -> Iterator[Gap | None]:
     yield from _links(case)
     yield _mask(case)
     yield _padding(case)
+    if planning.is_fine_tuning(vars(case.setup.experiment)):
+        yield case.possible("real_tokens", max(1.0, case.slowdown))
     yield _loader(case)
     yield _memory(case)
     yield _throttling(case)

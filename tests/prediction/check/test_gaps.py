@@ -147,6 +147,14 @@ def test_signs_that_nothing_is_lost_exclude_a_cause(seen):
     assert excluded[name] not in named(2.0, Seen(**seen), attention=None)
 
 
+def test_fine_tuning_may_be_padded_and_counted_without_its_padding():
+    tuned = named(2.0, weights="pretrained")
+    plain = named(2.0)
+    assert "real_tokens" in tuned
+    assert "real_tokens" not in plain
+    assert tuned["padding"].score > plain["padding"].score
+
+
 def test_a_mask_costs_attention_of_the_whole_square():
     seen = case(1.0, Seen(masked=True), seq_len=8192, micro_batch_size=1, compile="off")
     gap = {gap.cause: gap for gap in gaps(seen)}["mask"]
