@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.base.formulas import planning
+from dsnb.base.system import hardware
 from dsnb.prediction import tuned
 from dsnb.prediction.check.claims import Seen
 from dsnb.prediction.check.setup import WAYS, Setup
@@ -79,13 +80,19 @@ class Case:
         return not self.setup.stated.isdisjoint(names)
 
     def shown(self, cause: str, saved_s: float, **facts: object) -> Gap | None:
-        """Return a cause that the input shows, by the seconds of a token that it costs in the prediction."""
-        return self.of_share(cause, saved_s / self.setup.token_s(), **facts)
+        """Return a cause that the settings show, by the seconds of a token that it costs in the prediction.
+
+        The prediction of a slow step has it already, so a small one is beside the point.
+        """
+        share = saved_s / self.setup.token_s()
+        unexplained = 1 - 1 / max(1.0, self.slowdown)
+        if share < CHECK.least_of_slow * unexplained:
+            return None
+        return self.of_share(cause, share, **facts)
 
     def of_share(self, cause: str, share: float | None, **facts: object) -> Gap | None:
         """Return a cause that the input shows, by its share of the step."""
-        unexplained = 1 - 1 / max(1.0, self.slowdown)
-        if share is not None and share < max(CHECK.least_shown, CHECK.least_of_slow * unexplained):
+        if share is not None and share < CHECK.least_shown:
             return None
         return Gap(cause, fill(CAUSES[cause]["shown"], facts), True, share)
 
@@ -121,6 +128,7 @@ def gaps(case: Case) -> list[Gap]:
 def _each(case: Case) -> Iterator[Gap | None]:
     for cause in SWITCHES:
         yield _switch(case, cause)
+    yield _emulated(case)
     yield _sharding(case)
     yield _small_batch(case)
     yield _host(case)
@@ -183,6 +191,17 @@ def _could_have(case: Case, cause: str) -> bool:
     return not case.is_stated("strategy", "zero_stage") or stage >= 1
 
 
+def _emulated(case: Case) -> Gap | None:
+    """Return that a GPU does not have the number format that was stated."""
+    setup = case.setup
+    name = setup.gpu.name
+    if setup.experiment.precision != "bf16" or not hardware.peak_tflops(name, "fp16"):
+        return None
+    if hardware.peak_tflops(name, "bf16"):
+        return None
+    return case.of_share("emulated", None, gpu=name)
+
+
 def _sharding(case: Case) -> Gap | None:
     """Return what the strategy costs over the fastest simpler one on which the model fits."""
     setup = case.setup
@@ -228,12 +247,7 @@ def _small_batch(case: Case) -> Gap | None:
 def _host(case: Case) -> Gap | None:
     """Return the time that the GPU waits for the host, measured or predicted."""
     setup = case.setup
-    parts = setup.parts()
-    what = ""
-    if setup.experiment.zero_stage == 3:
-        what = "whose hooks of ZeRO 3 fetch parameters one by one"
-    elif setup.experiment.parallel_strategy.is_deepspeed:
-        what = "with DeepSpeed's work for each tensor"
+    what = _work_of_host(case)
     better = ""
     if setup.experiment.compile == "off":
         better = "compile, or use a larger micro-batch"
@@ -242,18 +256,28 @@ def _host(case: Case) -> Gap | None:
         if measured < CHECK.host_share:
             return None
         return case.of_share("host", measured, what=what, better=better)
+    parts = setup.parts()
     share = float(parts.host_s) / float(parts.step_time_s)
-    if share >= CHECK.least_possible and case.is_stated(
-        "micro_batch_size", "strategy", "zero_stage"
-    ):
+    is_stated = case.is_stated("micro_batch_size", "strategy", "zero_stage")
+    if share >= CHECK.least_possible and is_stated:
         waits_s = share * setup.token_s()
         return case.shown("host", waits_s, what=what, better=better)
     times = setup.on_host(CHECK.slow_host).token_s() / setup.token_s()
-    if what and case.is_stated(
-        "strategy", "zero_stage"
-    ):  # what hooks take of a model of many tensors is not predicted
+    if what:  # what hooks take of a model of many tensors is not predicted
         times = max(times, case.slowdown)
     return case.possible("host", max(1.0, times), what=what)
+
+
+def _work_of_host(case: Case) -> str:
+    """Return what DeepSpeed does in Python, if it is stated to train."""
+    experiment = case.setup.experiment
+    if not case.is_stated("strategy", "zero_stage"):
+        return ""
+    if experiment.zero_stage == 3:
+        return "whose hooks of ZeRO 3 fetch parameters one by one"
+    if experiment.parallel_strategy.is_deepspeed:
+        return "with DeepSpeed's work for each tensor"
+    return ""
 
 
 def _links(case: Case) -> Iterator[Gap | None]:
@@ -272,8 +296,7 @@ def _links(case: Case) -> Iterator[Gap | None]:
             return
         yield _slow_network(case)
         return
-    is_pcie = not link.nvlink or not setup.gpu.nvlink_gb_per_s
-    if is_pcie:
+    if not link.nvlink or not setup.gpu.nvlink_gb_per_s:
         yield case.shown("pcie", sent_s, rate=f"{setup.gpu.pcie_gb_per_s:.0f}")
         return
     if case.is_stated("strategy", "zero_stage"):

@@ -155,6 +155,19 @@ def test_fine_tuning_may_be_padded_and_counted_without_its_padding():
     assert tuned["padding"].score > plain["padding"].score
 
 
+def test_bf16_is_emulated_where_a_gpu_has_none():
+    assert named(gpu="V100")["emulated"].is_shown
+    assert "emulated" not in named(gpu="V100", precision="fp16")
+    assert "emulated" not in named(gpu="A100")
+
+
+def test_signs_are_shown_however_slow_a_step_is_and_small_costs_of_settings_are_not():
+    slow = named(10.0, Seen(real_tokens=0.9))
+    assert slow["padding"].share == pytest.approx(0.1)
+    assert "communication" in named()
+    assert "communication" not in slow
+
+
 def test_a_mask_costs_attention_of_the_whole_square():
     seen = case(1.0, Seen(masked=True), seq_len=8192, micro_batch_size=1, compile="off")
     gap = {gap.cause: gap for gap in gaps(seen)}["mask"]
