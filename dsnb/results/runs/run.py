@@ -198,7 +198,10 @@ class Run:
             reason = agreement.contradiction(self.settings, self.result, self.timed_steps)
         if reason is None:
             return self.result["status"], self.result.get("cause")
-        return "interrupted", f"{reason}; start the sweep again"
+        again = "start the sweep again"
+        if self.is_standalone:
+            again = "run the script again"
+        return "interrupted", f"{reason}; {again}"
 
     def setting_columns(self) -> Record:
         """Return the settings as columns.

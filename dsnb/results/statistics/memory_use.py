@@ -116,11 +116,14 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     experiment = Experiment.of_row(run)
     states = _states(experiment, shape, run)
     accumulated = 0.0
-    if experiment.numbers.accumulates_in_fp32:
+    in_fp32 = experiment.numbers.accumulates_in_fp32
+    if experiment.reduce_gradients == "step":
+        accumulated = states.gradients * experiment.shard_ranks
+        if in_fp32:
+            accumulated *= 2
+    elif in_fp32 and experiment.parallel_strategy.is_deepspeed:
         # A buffer in fp32 beside the gradients of a micro-batch in bf16.
         accumulated = states.gradients * 2
-    elif experiment.reduce_gradients == "step":
-        accumulated = states.gradients * experiment.shard_ranks
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
     attention = run.get("attention_used")

@@ -160,6 +160,13 @@ def test_a_script_recorded_until_its_end_is_finished(tmp_path):
     assert run.is_finished()
 
 
+def test_a_script_that_was_cut_off_has_no_sweep_to_start(tmp_path):
+    record(ONE_RANK, tmp_path / "a/run1").result.unlink()
+    row = load_runs(tmp_path).iloc[0]
+    assert row["status"] == "interrupted"
+    assert row["cause"] == "it was cut off before its end; run the script again"
+
+
 def test_recorded_runs_are_not_replaced(tmp_path):
     run = record(ONE_RANK, tmp_path / "a/run1")
     run.result.unlink()
