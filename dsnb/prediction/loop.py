@@ -31,6 +31,8 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.programs import DSNB
 
 LOOP = tuned.numbers("loop")
+LOOPS = {DSNB: "your runs take", "own": "your loop takes"}
+"""Words for dsnb's loop, and for one that the recorder knows no program of."""
 MOST_TRACED = 3
 """Settings whose memory is traced; each takes seconds."""
 
@@ -62,20 +64,21 @@ class Calibrated:
     @property
     def sentence(self) -> Sentence:
         """The factor in words, and what was made of it."""
-        loop = "your runs take"
-        if self.program != DSNB:
-            loop = f"the loop of {self.program} takes"
+        loop = LOOPS.get(self.program, f"the loop of {self.program} takes")
         facts = {
             "loop": loop,
             "times": f"{self.times:.2f}",
             "runs": count(self.runs, "measured setting"),
             "within": "",
             "memory": "",
+            "because": "",
         }
         if self.runs > 1:
             facts["within"] = f"{self.within_pct:.0f}"
         if self.more_bytes_per_logit:
             facts["memory"] = f"{self.more_bytes_per_logit:.1f}"
+        if self.is_fitted and self.errors:
+            facts["because"] = "that predicts settings that are left out better"
         if self.is_fitted:
             return say("loop.fitted", **facts)
         return say("loop", **facts)
@@ -102,12 +105,13 @@ def of_runs(runs: Sequence[Measured], start: Constants = DEFAULT) -> Calibrated:
     logs = log_ratios(runs, start)
     median = float(np.median(logs))
     method = method_of(runs, start)
+    constants = method(runs, start)
     errors = None
     if len(logs) >= MIN_CALIBRATED:
-        errors = accuracy.by_kind(runs, left_out(runs, start, method), DEFAULT, of_errors)
+        errors = accuracy.by_kind(runs, left_out(runs, start, method), constants, of_errors)
     return Calibrated(
         program=runs[0].loop,
-        constants=method(runs, start),
+        constants=constants,
         times=math.exp(median),
         runs=len(logs),
         within_pct=100 * math.expm1(float(np.abs(logs - median).max())),

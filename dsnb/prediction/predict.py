@@ -149,8 +149,10 @@ def predict(
         `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes,
         `ib:100/node` for a network that the GPUs of a node share.
     calibrate
-        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are
-        fitted to; by default they are those of H200.
+        Measured runs of one loop, as `dsnb.load_runs` returns them, that the time model is
+        calibrated on: by one factor of their loop, or by a fit of all constants where that predicts
+        settings better that are left out (`dsnb.prediction.loop`). By default, the constants are
+        those of dsnb's loop on H200.
     tokens
         Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the
         model, and 50 million with LoRA or pretrained weights.
