@@ -12,7 +12,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
-from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
+from dsnb.settings import command, deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
 from dsnb.settings.tables import REFUSALS
 
@@ -205,7 +205,9 @@ def _hosts(s: "Experiment") -> Iterator[str]:
         yield from error.problems
 
 
-RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
+RULES: list[Rule] = [_model, _sizes, _text, _hosts, command.without_command, *rules.RULES]
+OF_COMMANDS: list[Rule] = [_hosts, command.problems]
+"""Rules for the runs of a user's program; the others are about dsnb's own training."""
 
 
 def contradictions(s: "Experiment") -> list[str]:
@@ -215,7 +217,7 @@ def contradictions(s: "Experiment") -> list[str]:
     reads a setting that does not exist is an error.
     """
     problems: list[str] = []
-    for rule in RULES:
+    for rule in OF_COMMANDS if getattr(s, "command", "") else RULES:
         try:
             problems.extend(rule(s))
         except AttributeError as error:

@@ -12,7 +12,16 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
-from dsnb.settings import auto_precision, auto_values, checks, deepspeed_keys, hostfile, parameters
+from dsnb.settings import (
+    auto_precision,
+    auto_values,
+    checks,
+    command,
+    deepspeed_keys,
+    flat_keys,
+    hostfile,
+    parameters,
+)
 from dsnb.settings.hostfile import Host
 from dsnb.settings.parallelism import parallelism
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
@@ -93,16 +102,18 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = with_current_names(settings)
-        keys = deepspeed_keys.flattened(settings)
+        problems = command.without_value(settings)
+        settings = command.stated(settings)
         existing = {key: value for key, value in settings.items() if key in fields}
-        existing["deepspeed"] = keys
-        problems = []
+        for name in flat_keys.NAMES:
+            existing[name] = flat_keys.flattened(settings, name)
+        keys = existing["deepspeed"]
         for key in settings:
-            if key not in fields and not key.startswith(deepspeed_keys.PREFIX):
+            if key not in fields and not flat_keys.is_key(key):
                 problems.append(checks.unknown_setting(key, fields))
         if existing.get("precision") == "auto" and not existing.get("hostfile"):
             existing["precision"] = auto_precision.precision_of(existing.get("device", "auto"))
-        if isinstance(keys, dict):
+        if isinstance(keys, dict) and not existing.get("command"):
             every = {**DEFAULTS, **existing}
             existing["deepspeed"], without_value = auto_values.resolved(keys, every)
             problems += without_value
@@ -123,6 +134,7 @@ class Experiment(Training):
         problems += checks.contradictions(chosen)
         if problems:
             raise SettingsError(problems)
+        vars(self).update(dict.fromkeys(command.unknown(self, existing)))
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -171,7 +183,7 @@ class Experiment(Training):
         What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same.
         A parameter of papermill that is no setting is refused, and so is a plain value whose name
         is like that of one. The former name of a setting replaces the default of the parameters
-        cell.
+        cell. Of a `command`, only what papermill passed or what is no default is stated.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *REFUSALS["removed"]}
         problems = list(parameters.unknown(names, also=fields))
@@ -192,6 +204,11 @@ class Experiment(Training):
             recorded = cls.recorded(record)
             if {**DEFAULTS, **settings} == {name: getattr(recorded, name) for name in DEFAULTS}:
                 return recorded
+        if settings.get("command"):
+            passed = parameters.passed(names)
+            for name in [*settings]:
+                if name not in passed and settings[name] == DEFAULTS.get(name):
+                    del settings[name]
         return cls(**settings)
 
     @classmethod
@@ -221,7 +238,7 @@ class Experiment(Training):
         settings: dict[str, Any] = {}
         for column, value in row.items():
             name = str(column)
-            is_setting = name in DEFAULTS or name.startswith(deepspeed_keys.PREFIX)
+            is_setting = name in DEFAULTS or flat_keys.is_key(name)
             if not is_setting or text(value) == "-":
                 continue
             settings[name] = value
@@ -229,9 +246,10 @@ class Experiment(Training):
                 settings[name] = type(DEFAULTS[name])(value)
             elif name not in DEFAULTS and isinstance(value, float) and value.is_integer():
                 settings[name] = int(value)
-        if not isinstance(settings.get(deepspeed_keys.NAME), dict):
-            settings[deepspeed_keys.NAME] = {}
-        settings[deepspeed_keys.NAME] = deepspeed_keys.flattened(settings)
+        for name in flat_keys.NAMES:
+            if not isinstance(settings.get(name), dict):
+                settings[name] = {}
+            settings[name] = flat_keys.flattened(settings, name)
         return cls.recorded(settings)
 
     @property
@@ -259,6 +277,12 @@ class Experiment(Training):
     def name_with_model(self) -> str:
         """The name for a sweep over several models."""
         return f"{model_shapes.slug(self.model)}_{self.name}"
+
+    @property
+    def complete(self) -> Self:
+        """The settings with defaults for those that are unknown."""
+        missing = {name: DEFAULTS[name] for name in DEFAULTS if vars(self).get(name) is None}
+        return self.model_copy(update=missing)
 
     @property
     def parallel_strategy(self) -> Strategy:
@@ -406,7 +430,8 @@ PARTS: dict[str, Callable[[Experiment], str]] = {
     "mixed_precision": _mixed,
     "data": lambda s: model_shapes.slug(s.data),
     "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
-    "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),
+    "deepspeed": lambda s: flat_keys.name_part(s.deepspeed),
+    "script": lambda s: flat_keys.name_part(s.script),
 }
 """Parts of a name that are more than a form of the value."""
 IN_NAMES = [name for name in SHOWN if DECLARED[name].short]

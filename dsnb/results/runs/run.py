@@ -23,7 +23,7 @@ from dsnb.base.formulas import metrics, model_shapes
 from dsnb.base.system import hardware
 from dsnb.results.runs import names
 from dsnb.results.runs.names import displayable
-from dsnb.settings import deepspeed_keys
+from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
@@ -190,8 +190,9 @@ class Run:
             return {}
         recorded = with_former_defaults(self.settings)
         chosen = _DEFAULTS | _chosen(recorded, _SETTING_COLUMNS)
-        for key, value in recorded.get(deepspeed_keys.NAME, {}).items():
-            chosen[deepspeed_keys.PREFIX + key] = value
+        for name in flat_keys.NAMES:
+            for key, value in recorded.get(name, {}).items():
+                chosen[f"{name}.{key}"] = value
         if chosen["device"] == "cpu":
             chosen["allocator"] = None
         return chosen
