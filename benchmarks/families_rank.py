@@ -12,13 +12,13 @@ from transformers import AttentionInterface
 
 from benchmarks.families import GENERATED, STRATEGIES
 from dsnb.base.files import json_files
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import over_ranks, worker
 from dsnb.measure.train.data import Batches, batches
 from dsnb.models import attention, build
 from dsnb.models.attention import KernelWatch, whole_sequences
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss, chunkable
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 

@@ -26,12 +26,12 @@ import pandas as pd
 import torch
 
 from dsnb.base.formulas.model_shapes import PRESETS
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Clock
 from dsnb.measure.train.worker import make_trainer, set_up
 from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, HOST_COUNTS
 from dsnb.prediction.work import work
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 
 MODELS = (

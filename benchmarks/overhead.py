@@ -18,11 +18,12 @@ from statistics import median
 
 from dsnb.base.files import json_files
 from dsnb.measure.launcher import environment
-from dsnb.measure.launcher.folder import deepspeed_config, prepare
+from dsnb.measure.launcher.folder import prepare
 from dsnb.measure.launcher.local import LOCALHOST, free_port, shared_servers
 from dsnb.measure.launcher.run import WORKER, launch
 from dsnb.measure.sweep.job import execute
 from dsnb.measure.sweep.params import Run
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 

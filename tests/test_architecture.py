@@ -148,7 +148,7 @@ PUBLIC = {
 """What notebooks may import from dsnb, and what loads no torch."""
 INSIDE = {
     name: importlib.import_module(name).__all__
-    for name in ("dsnb.measure.launcher", "dsnb.measure.train")
+    for name in ("dsnb.measure.launcher", "dsnb.measure.train", "dsnb.settings.exchange")
 }
 """What the notebook about a rank may import besides."""
 

@@ -10,13 +10,13 @@ import yaml
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import interpreter
 from dsnb.measure.launcher import hosts as on_hosts
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.launcher.run import WORKER
 from dsnb.measure.sweep import slurm as slurm_jobs
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.params import Run, Sweep
 from dsnb.measure.sweep.run import is_finished, with_inputs
 from dsnb.settings import hostfile as hostfiles
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"

@@ -3,10 +3,10 @@
 import pytest
 
 from dsnb.base.files import plain_yaml
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.sweep.params import load_sweep
 from dsnb.measure.train import ask_deepspeed
 from dsnb.settings import deepspeed_keys
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 
 OVERLAP = "zero_optimization.overlap_comm"

@@ -5,8 +5,8 @@ import pytest
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.settings import checks
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import IN_NAMES, PARTS, Experiment
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.tables import SHOWN

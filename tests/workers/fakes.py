@@ -20,7 +20,6 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.measure.train import (
     data,
     engine,
@@ -35,6 +34,7 @@ from dsnb.measure.train import trainer as trainers
 from dsnb.models import build, layout, logits, parts, quantized
 from dsnb.models.compile import compiled_graphs
 from dsnb.models.loss import CausalLoss
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 

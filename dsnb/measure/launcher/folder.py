@@ -1,7 +1,4 @@
-"""Creates the run folder, checks the disk, and writes the records that precede the launch.
-
-`deepspeed.json` is derived from the settings; everything else keeps DeepSpeed's default.
-"""
+"""Creates the run folder, checks the disk, and writes the records that precede the launch."""
 
 import contextlib
 import os
@@ -15,15 +12,13 @@ from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.measure.launcher import environment
-from dsnb.settings import deepspeed_keys, inputs
+from dsnb.settings import inputs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import PLANNED
 from dsnb.settings.records.paths import RunPaths, SweepPaths
 from dsnb.settings.records.run_record import RunRecord
-from dsnb.settings.training import ADAMW
 
 MIN_FREE_BYTES = 64 * 2**20
-DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:
@@ -119,83 +114,3 @@ def check_free_space(folder: Path) -> None:
         raise LaunchError(
             f"{folder}: the disk is full ({free // 2**20} MiB free); free 64 MiB and start again"
         )
-
-
-def deepspeed_config(experiment: Experiment) -> dict[str, Any]:
-    """Return the content of `deepspeed.json`; empty for the strategies of torch."""
-    if not experiment.parallel_strategy.is_deepspeed:
-        return {}
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": experiment.micro_batch_size,
-        "gradient_accumulation_steps": experiment.grad_accum,
-        **_optimizer(experiment),
-        "zero_optimization": _zero(experiment),
-        "gradient_clipping": experiment.gradient_clipping,
-        # DeepSpeed's progress lines would read the clock, and on GPUs synchronize, inside the timed
-        # region.
-        "steps_per_print": 2**31 - 1,
-        "wall_clock_breakdown": False,
-        "timers": {"throughput": {"enabled": False}},
-    }
-    if experiment.tensor_parallel > 1:  # each rank finds out how the model's blocks are split
-        alone = experiment.pipeline_parallel == 1
-        config["tensor_parallel"] = {"autotp_size": experiment.tensor_parallel if alone else 0}
-    numbers = experiment.numbers
-    if numbers.autocast:
-        config["torch_autocast"] = {"enabled": True, "dtype": DTYPES[numbers.computed]}
-    elif numbers.natively_half:
-        config[numbers.computed] = {"enabled": True}
-    if experiment.mixed_precision == "none":
-        config["bf16"] |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    if experiment.gradient_checks == "off" and "bf16" in config:
-        config["bf16"]["check_grad_overflow"] = False
-    if numbers.accumulates_in_fp32:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if experiment.compile == "deepcompile":
-        config["compile"] = {"deepcompile": True}
-    return deepspeed_keys.merged(config, experiment.deepspeed)
-
-
-def _optimizer(experiment: Experiment) -> dict[str, Any]:
-    """Return the configuration of DeepSpeed's optimizer; Adafactor is torch's and built in the worker."""
-    if experiment.optimizer == "adafactor":
-        return {"zero_allow_untested_optimizer": True}
-    if experiment.optimizer == "muon":
-        kind, params = "Muon", {"weight_decay": ADAMW["weight_decay"]}
-    else:
-        kind, params = "AdamW", {**ADAMW, "betas": list(ADAMW["betas"])}
-    if experiment.device == "cpu":
-        params["torch_adam"] = (
-            True  # DeepSpeed's FusedAdam takes a minute to compile and is no faster there
-        )
-    return {"optimizer": {"type": kind, "params": {"lr": experiment.learning_rate, **params}}}
-
-
-def _zero(experiment: Experiment) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": experiment.zero_stage}
-    what, _, device = experiment.offload.partition("-")
-    if what != "none":
-        zero["offload_optimizer"] = {"device": device, "pin_memory": experiment.device == "cuda"}
-    if device == "nvme":
-        zero["offload_optimizer"]["nvme_path"] = os.path.expanduser(experiment.nvme_path)
-    if what == "all":
-        zero["offload_param"] = zero["offload_optimizer"]
-    if experiment.overlap_comm != "auto":
-        zero["overlap_comm"] = experiment.overlap_comm == "on"
-    if experiment.bucket_elements:
-        zero |= dict.fromkeys(
-            ("reduce_bucket_size", "allgather_bucket_size"), experiment.bucket_elements
-        )
-    if experiment.gradient_checks == "off":
-        zero["compute_grad_norm"] = False
-    if experiment.zero_stage == 3 and experiment.compiles_blocks:
-        zero["memory_efficient_linear"] = (
-            False  # it is an autograd function of DeepSpeed's, opaque to the compiler
-        )
-    if experiment.zeropp in {"weights", "all"}:
-        zero["zero_quantized_weights"] = True
-    if experiment.zeropp in {"gradients", "all"}:
-        zero["zero_quantized_gradients"] = True
-    if experiment.zeropp in {"partition", "all"}:
-        zero["zero_hpz_partition_size"] = max(1, experiment.gpus // experiment.nodes)
-    return zero

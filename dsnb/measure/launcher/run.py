@@ -14,12 +14,13 @@ from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher.environment import sampled
 from dsnb.measure.launcher.figures import summarize_run
-from dsnb.measure.launcher.folder import create_run_dir, deepspeed_config, prepare, writing
+from dsnb.measure.launcher.folder import create_run_dir, prepare, writing
 from dsnb.measure.launcher.hosts import HostRanks
 from dsnb.measure.launcher.local import ForkedRanks
 from dsnb.measure.launcher.outcome import Outcome, of_ranks, settled, stopped_by
 from dsnb.measure.launcher.progress import Progress
 from dsnb.settings import checks
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
 from dsnb.settings.records.paths import RunPaths

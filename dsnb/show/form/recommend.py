@@ -275,7 +275,7 @@ def write(folder: str | Path, answer: Answer) -> list[str]:
     That is a params file of the recommended setting and its alternatives, and DeepSpeed's
     configuration of the former.
     """
-    from dsnb.measure.launcher.folder import deepspeed_config
+    from dsnb.settings.exchange import deepspeed_config
     from dsnb.show.form.measure import params_of
 
     if answer.table.empty:

@@ -16,8 +16,9 @@ from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
 from dsnb.measure.launcher import local, run
-from dsnb.measure.launcher.folder import create_run_dir, deepspeed_config
+from dsnb.measure.launcher.folder import create_run_dir
 from dsnb.measure.launcher.run import launch
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths
 from tests.support.small_sweep import light_server

@@ -13,10 +13,10 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.base.system import hardware
-from dsnb.measure.launcher.folder import deepspeed_config
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.recommend import held_by_host
 from dsnb.prediction.target import Target
+from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.params_file import combinations, read_params
 from dsnb.settings.records.result import Result
 from dsnb.settings.records.run_record import RunRecord
