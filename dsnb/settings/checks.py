@@ -4,6 +4,8 @@ import ctypes.util
 import difflib
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -228,6 +230,8 @@ def contradictions(s: "Experiment") -> list[str]:
 
 def unsupported(s: "Experiment") -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
+    if s.command:
+        return [*_missing_program(s), *_unsupported_device(s)]
     problems = [*inputs.problems(s), *_compiler_disabled(s)]
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
@@ -236,11 +240,29 @@ def unsupported(s: "Experiment") -> list[str]:
             problems.append(
                 f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'"
             )
-        of_device = _lacking_gpu if s.device == "cuda" else _lacking_cpu
-        return [*problems, *_lacking(s), *of_device(s), *_lacking_for_nvme(s)]
-    if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
-        problems.append(hostfile.NO_JOB)
-    return problems
+        return [*problems, *_lacking(s), *_unsupported_device(s), *_lacking_for_nvme(s)]
+    return [*problems, *_unsupported_device(s)]
+
+
+def _unsupported_device(s: "Experiment") -> Iterator[str]:
+    """Yield what is missing of the device of a run, or of the job that has its hosts."""
+    if s.hostfile:
+        if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
+            yield hostfile.NO_JOB
+    elif s.nodes == 1:
+        yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
+
+
+def _missing_program(s: "Experiment") -> Iterator[str]:
+    """Yield that the program of a command is not found."""
+    program = command.arguments(s, command.SOMEWHERE)[0]
+    folders = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    if shutil.which(program, path=folders):
+        return
+    hint = "give its path, or activate the environment that has it"
+    if "=" in program:
+        hint = "there is no shell; begin with 'env' to set variables"
+    yield f"command begins with {short_repr(program)}, and no such program is found: {hint}"
 
 
 def _compiler_disabled(s: "Experiment") -> Iterator[str]:

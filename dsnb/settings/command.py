@@ -47,8 +47,12 @@ Word = tuple[str | Placeholder, ...]
 class Place:
     """Where a command runs: its run folder, and a free port."""
 
-    run: RunPaths = RunPaths(Path("run"))
-    port: int = 0
+    run: RunPaths
+    port: int
+
+
+SOMEWHERE = Place(RunPaths(Path("run")), 0)
+"""The place of a command that is only looked at."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,7 +162,7 @@ def value_of(name: str, s: "Experiment", place: Place) -> str:
 def is_on(name: str, s: "Experiment") -> bool:
     """Return whether the setting of a placeholder is on, or its file exists."""
     off = SHOWN.get(name, {}).get("off", Setting("").off)
-    return value_of(name, s, Place()) not in {*off, ""}
+    return value_of(name, s, SOMEWHERE) not in {*off, ""}
 
 
 def setting_of(name: str, s: "Experiment") -> Any:
@@ -182,7 +186,7 @@ def files(s: "Experiment", run: RunPaths) -> dict[str, Any]:
         "accelerate": lambda: programs.accelerate_config(s, str(run.deepspeed_accelerate)),
         "hosts": lambda: "".join(f"{host.name} slots={len(host.devices)}\n" for host in s.hosts),
     }
-    made = {}
+    made: dict[str, Any] = {}
     for name in placeholders(s.command):
         if name in MADE and MADE[name].exists(s):
             made |= {file: content[file]() for file in MADE[name].files}
@@ -192,7 +196,7 @@ def files(s: "Experiment", run: RunPaths) -> dict[str, Any]:
 def received(s: "Experiment") -> tuple[list[str], dict[str, Any]]:
     """Return what a script is given of its settings: words and files; not of its place, such as its hosts."""
     alone = s.model_copy(update={"hostfile": ""})
-    return arguments(alone, Place()), files(alone, Place().run)
+    return arguments(alone, SOMEWHERE), files(alone, SOMEWHERE.run)
 
 
 # What is known of the settings.
@@ -279,7 +283,8 @@ def problems(s: "Experiment") -> Iterator[str]:
     yield from _unknown_placeholders(s, told)
     for key, value in s.script.items():
         if f"script.{key}" not in told:
-            yield f"script.{key} is {short_repr(value)}, but the command has no {{script.{key}}}: the runs would be equal"
+            missing = f"the command has no {{script.{key}}}: the runs would be equal"
+            yield f"script.{key} is {short_repr(value)}, but {missing}"
     for word in words:
         if Placeholder(TRAINER) in word and len(word) > 1:
             yield f"command has {{{TRAINER}}} inside of a word: it is several words; put spaces around it"

@@ -7,7 +7,7 @@ import copy
 import functools
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dsnb.base.files.plain_text import short_repr

@@ -260,22 +260,31 @@ class Experiment(Training):
         limit and device are left out: they are part of how a setting is measured.
         """
         sharing = self.parallel_strategy.short(self)
-        parts = [
-            f"{sharing}_{self.precision}_gpus{self.gpus}_bs{self.micro_batch_size}_sl{self.seq_len}"
-        ]
+        parts = [sharing]
+        for key, form in {
+            "precision": "{}",
+            "gpus": "gpus{}",
+            "micro_batch_size": "bs{}",
+            "seq_len": "sl{}",
+        }.items():
+            value = getattr(self, key)
+            if value is not None:
+                parts.append(form.format(value))
         for key in IN_NAMES:
             value = getattr(self, key)
-            if value == DEFAULTS[key]:
+            if value is None or value == DEFAULTS[key]:
                 continue
             if key in PARTS:
-                parts.append(PARTS[key](self))
+                parts.append(PARTS[key](self.complete))
             else:
                 parts.append(DECLARED[key].short.replace("{}", text(value)))
-        return "_".join(parts)
+        return "_".join(filter(None, parts))
 
     @property
     def name_with_model(self) -> str:
         """The name for a sweep over several models."""
+        if not self.model:
+            return self.name
         return f"{model_shapes.slug(self.model)}_{self.name}"
 
     @property

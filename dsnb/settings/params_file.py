@@ -48,6 +48,8 @@ class ParamsFile(BaseModel):
     """Name of the output folder: letters, digits, '.', '_' and '-'."""
     question: str = ""
     """The question that the sweep answers; the report begins with it."""
+    command: str = ""
+    """Your own program, which every run starts in place of dsnb's training."""
     defaults: Annotated[dict[str, Any], CURRENT] = {}
     """Settings of every run."""
     grid: Annotated[dict[str, list[Any]], CURRENT] = {}
@@ -112,12 +114,15 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     grids = [file.grid] if file.grid or not file.include else []
     _check_exclude(file)
     _check_size(file.repeats, {"grid": grids, "include": file.include})
+    shared = file.defaults
+    if file.command:
+        shared = {"command": file.command, **shared}
     chosen = []
     for entries, exclude in ((grids, file.exclude), (file.include, [])):
         for entry in entries:
             axes = _axes(entry)
             for values in itertools.product(*axes.values()):
-                settings = {**file.defaults, **entry, **dict(zip(axes, values, strict=True))}
+                settings = {**shared, **entry, **dict(zip(axes, values, strict=True))}
                 if not _excluded(settings, exclude):
                     chosen.append(settings)
     return chosen

@@ -279,8 +279,8 @@ class Training(BaseModel):
     deepspeed: dict[str, Any] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
     command: str = ""
-    """Your own program instead of dsnb's training: `torchrun --nproc-per-node {gpus} train.py {trainer_args}`, filled by
-    the settings of the run (docs/how-to/own_script.md). Settings that nobody states or shows are unknown then."""
+    """Your own program instead of dsnb's training, filled by the settings of the run: `torchrun --nproc-per-node {gpus}
+    train.py {trainer_args}`. Settings that neither you state nor the script shows are unknown then."""
     script: dict[str, Any] = {}
     """Free axes of a `command`, whose placeholders are `{script.NAME}`: `attn: sdpa`."""
     profile: Flag = False

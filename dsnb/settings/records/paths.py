@@ -42,6 +42,21 @@ class RunPaths:
     slurm = File("slurm.json", "Record of the submitted Slurm job.")
     experiment = File("experiment.json", "The complete settings, written before the launch.")
     deepspeed = File("deepspeed.json", "The exact configuration that was passed to DeepSpeed.")
+    deepspeed_auto = File(
+        "deepspeed_auto.json",
+        "The configuration for transformers' Trainer that a `command` asked for.",
+    )
+    accelerate = File(
+        "accelerate.yaml", "The configuration for accelerate that a `command` asked for."
+    )
+    deepspeed_accelerate = File(
+        "deepspeed_accelerate.json", "DeepSpeed's configuration that `accelerate.yaml` names."
+    )
+    hosts = File("hostfile", "The hosts of the run, for a `command` that asked for them.")
+    observed = File(
+        "observed.json",
+        "The program and the settings that a `command` or a recorded script showed.",
+    )
     environment = File("environment.json", "Host, hardware and versions.")
     steps = File("steps.jsonl", "One JSON object per optimizer step.")
     gpu = File("gpu.jsonl", "One JSON object per sample of a GPU.")
