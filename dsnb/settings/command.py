@@ -352,10 +352,10 @@ def _each(s: "Experiment") -> dict[str, Any]:
     return each
 
 
-def local_files(command: str) -> Iterator[str]:
-    """Yield the existing files that a command names, such as the script: an edited one is another input."""
+def local_files(command: str) -> list[str]:
+    """Return the existing files that a command names, such as the script: an edited one is another input."""
+    found = []
     for word in words_of(command)[1:]:
         if len(word) == 1 and isinstance(word[0], str):
-            path = word[0].rpartition("=")[2]
-            if Path(path).is_file():
-                yield path
+            found.append(word[0].rpartition("=")[2])
+    return [path for path in found if Path(path).is_file()]
