@@ -1,16 +1,21 @@
 """What keys of other programs carry besides single settings: values that follow from several of them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
-ENGINES = ("deepspeed", "fsdp", "ddp", "plain")
-"""Strategies that other programs have, too."""
 TORCH_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
+OPTIMIZERS = {"adafactor": "adafactor", "adamw-8bit": "adamw_torch_8bit", "adamw": "adamw_torch"}
+"""The Trainer's names."""
+KEPT = ["attention", "aten::mm", "aten::addmm", "aten::_grouped_mm"]
+"""Operators of attention and linear layers, as axolotl names them."""
 MIB = 2**20
+ACCELERATE_FILE = "deepspeed_accelerate.json"
+AUTO_FILE = "deepspeed_auto.json"
+"""DeepSpeed's configurations for accelerate, and for the Trainer and what is built on it."""
 
 
 def facts(experiment: Experiment) -> dict[str, Any]:
@@ -40,15 +45,17 @@ def _flag(s: Experiment) -> str | None:
 
     DeepSpeed's autocast is in its own section, and weights in pure bf16 need nothing.
     """
-    numbers = s.numbers
     if s.parallel_strategy.is_deepspeed:
         return _half_weights(s)
-    if numbers.computed in {"fp16", "bf16"} and s.mixed_precision != "none":
-        return numbers.computed
+    if s.numbers.autocast:
+        return s.numbers.computed
+    if s.mixed_precision != "none":
+        return _half_weights(s)
     return None
 
 
 def _split_by_engine(s: Experiment) -> int | None:
+    """Return the tensor-parallel size; in a pipeline each rank finds out how its blocks are split."""
     if s.tensor_parallel == 1:
         return None
     if s.pipeline_parallel > 1:
@@ -56,14 +63,28 @@ def _split_by_engine(s: Experiment) -> int | None:
     return int(s.tensor_parallel)
 
 
-def _recomputes(s: Experiment) -> str | None:
-    """Return who recomputes blocks: the Trainer, FSDP, or neither since it has no such choice."""
-    if not s.activation_checkpointing or s.checkpoint_ops != "all":
+def _recomputed_by_fsdp(s: Experiment) -> bool | None:
+    """Return whether FSDP's own recomputation, of all of every block, is what the settings ask for."""
+    if s.strategy != "fsdp":
         return None
-    is_plain = s.checkpoint_every == 1 and not s.checkpoint_offload
-    if s.strategy == "fsdp" and is_plain:
-        return "fsdp"
-    return "trainer"
+    is_whole = s.checkpoint_ops == "all" and not s.checkpoint_offload
+    return s.activation_checkpointing and s.checkpoint_every == 1 and is_whole
+
+
+def _axolotl_recomputes(s: Experiment) -> bool | str | None:
+    """Return what axolotl is told; it can keep the inputs of blocks in host memory."""
+    if not s.activation_checkpointing:
+        return None
+    if s.checkpoint_offload:
+        return "offload"
+    return True
+
+
+def _kept_operators(s: Experiment) -> list[str] | None:
+    """Return the operators whose results are kept where only cheap ones are recomputed."""
+    if s.activation_checkpointing and s.checkpoint_ops == "cheap":
+        return KEPT
+    return None
 
 
 def _whole_graph(s: Experiment) -> str | None:
@@ -75,10 +96,15 @@ def _whole_graph(s: Experiment) -> str | None:
 
 def _optim(s: Experiment) -> str | None:
     """Return the Trainer's name of the optimizer; Muon is in DeepSpeed's file only."""
-    names = {"adafactor": "adafactor", "adamw-8bit": "adamw_torch_8bit", "adamw": "adamw_torch"}
     if s.optimizer == "adamw" and s.device != "cpu":
         return "adamw_torch_fused"
-    return names.get(s.optimizer)
+    return OPTIMIZERS.get(s.optimizer)
+
+
+def _axolotl_optimizer(s: Experiment) -> str | None:
+    if s.optimizer == "adamw-8bit":
+        return "ao_adamw_8bit"
+    return _optim(s)
 
 
 def _ddp_bucket_mib(s: Experiment) -> int | None:
@@ -98,10 +124,18 @@ def _distributed_type(s: Experiment) -> str:
 
 
 def _copies(s: Experiment) -> int | None:
-    return s.data_parallel // s.shard_size if s.shard_size else None
+    """Return the number of groups of ranks that hold copies of FSDP's shards."""
+    if s.shard_size:
+        return s.data_parallel // s.shard_size
+    return None
 
 
-DERIVED: Mapping[str, Any] = {
+def _file(name: str) -> Callable[[Experiment], str | None]:
+    """Return the function that gives the name of a file of DeepSpeed's, if it trains."""
+    return lambda s: name if s.parallel_strategy.is_deepspeed else None
+
+
+DERIVED: Mapping[str, Callable[[Experiment], Any]] = {
     "pins_memory": lambda s: s.device == "cuda",
     "nvme_path": lambda s: os.path.expanduser(s.nvme_path),
     "compiles_blocks": lambda s: s.compiles_blocks,
@@ -113,15 +147,19 @@ DERIVED: Mapping[str, Any] = {
     "flag": _flag,
     "amp": lambda s: _flag(s) or "no",
     "loaded": lambda s: TORCH_DTYPES[s.numbers.built],
-    "recomputes": _recomputes,
+    "pure": lambda s: s.mixed_precision == "none" and not s.parallel_strategy.is_deepspeed,
+    "recomputed_by_fsdp": _recomputed_by_fsdp,
+    "axolotl_recomputes": _axolotl_recomputes,
+    "kept_operators": _kept_operators,
+    "keeps_activations": lambda s: not s.activation_checkpointing,
     "whole_graph": _whole_graph,
     "optim": _optim,
+    "axolotl_optimizer": _axolotl_optimizer,
     "ddp_bucket_mib": _ddp_bucket_mib,
     "has_lora": lambda s: s.lora_rank > 0,
     "distributed_type": _distributed_type,
-    "deepspeed_file": lambda s: DEEPSPEED_FILE if s.parallel_strategy.is_deepspeed else None,
     "copies": _copies,
+    "accelerate_file": _file(ACCELERATE_FILE),
+    "auto_file": _file(AUTO_FILE),
 }
 """Name -> value by the settings."""
-DEEPSPEED_FILE = "deepspeed_accelerate.json"
-"""File that accelerate's configuration names, beside it."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dsnb.settings import deepspeed_keys
-from dsnb.settings.exchange.facts import DEEPSPEED_FILE, facts
+from dsnb.settings.exchange.facts import ACCELERATE_FILE, AUTO_FILE, facts
 from dsnb.settings.exchange.table import Line, lines, nested
 from dsnb.settings.experiment import Experiment
 
@@ -45,9 +45,9 @@ def deepspeed_accelerate(experiment: Experiment) -> dict[str, Any]:
 
 
 def _of_others(experiment: Experiment) -> Iterator[Line]:
-    """Yield the lines of DeepSpeed's configuration without those of dsnb's measurements."""
+    """Yield the lines of DeepSpeed's configuration without those that only dsnb's own runs need."""
     for line in lines("deepspeed", facts(experiment)):
-        if line.own != "measuring":
+        if line.own != "dsnb":
             yield line
 
 
@@ -66,36 +66,56 @@ def training_arguments(experiment: Experiment) -> dict[str, Any]:
 
     `deepspeed=` names a file of `deepspeed_auto`, unless `accelerate launch` starts the script.
     """
-    return nested(lines("trainer", facts(experiment)))
+    return nested(trainer_lines(experiment))
+
+
+def trainer_lines(experiment: Experiment) -> list[Line]:
+    """Return the arguments of the Trainer with their reasons."""
+    return list(lines("trainer", facts(experiment)))
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
     """Return arguments as words of a command line that `HfArgumentParser` reads.
 
+    A true flag has no value: the Trainer takes the word after `--fsdp` for an old option.
+
     Examples
     --------
     >>> flags({"bf16": True, "max_grad_norm": 0.0, "fsdp_config": {"version": 2}})
-    ['--bf16', 'true', '--max_grad_norm', '0.0', '--fsdp_config', '{"version": 2}']
+    ['--bf16', '--max_grad_norm', '0.0', '--fsdp_config', '{"version":2}']
     """
     words = []
     for name, value in arguments.items():
-        shown = value if isinstance(value, str) else json.dumps(value)
-        words += [f"--{name}", shown]
+        words.append(f"--{name}")
+        if isinstance(value, str):
+            words.append(value)
+        elif value is not True:
+            words.append(json.dumps(value, separators=(",", ":")))
     return words
 
 
 def model_arguments(experiment: Experiment) -> dict[str, Any]:
     """Return the arguments of `AutoModelForCausalLM.from_pretrained`."""
-    return nested(lines("model", facts(experiment)))
+    return nested(model_lines(experiment))
+
+
+def model_lines(experiment: Experiment) -> list[Line]:
+    """Return the arguments of the model with their reasons."""
+    return list(lines("model", facts(experiment)))
 
 
 def lora_arguments(experiment: Experiment) -> dict[str, Any]:
     """Return the arguments of `peft.LoraConfig`; empty without LoRA."""
-    return nested(lines("lora", facts(experiment)))
+    return nested(lora_lines(experiment))
+
+
+def lora_lines(experiment: Experiment) -> list[Line]:
+    """Return the arguments of peft's adapters with their reasons."""
+    return list(lines("lora", facts(experiment)))
 
 
 def accelerate_config(
-    experiment: Experiment, deepspeed_file: str = DEEPSPEED_FILE
+    experiment: Experiment, deepspeed_file: str = ACCELERATE_FILE
 ) -> dict[str, Any]:
     """Return the configuration for `accelerate launch --config_file`.
 
@@ -106,7 +126,35 @@ def accelerate_config(
     deepspeed_file
         Path of a file of `deepspeed_accelerate`, from where accelerate is started.
     """
+    return nested(accelerate_lines(experiment, deepspeed_file))
+
+
+def accelerate_lines(experiment: Experiment, deepspeed_file: str = ACCELERATE_FILE) -> list[Line]:
+    """Return the configuration of accelerate with its reasons."""
+    return _with_file("accelerate", experiment, "accelerate_file", deepspeed_file)
+
+
+def axolotl_lines(experiment: Experiment, deepspeed_file: str = AUTO_FILE) -> list[Line]:
+    """Return the lines of axolotl's file with their reasons; `deepspeed_file` is one of `deepspeed_auto`."""
+    return _with_file("axolotl", experiment, "auto_file", deepspeed_file)
+
+
+def llama_factory_lines(experiment: Experiment, deepspeed_file: str = AUTO_FILE) -> list[Line]:
+    """Return the lines of LLaMA-Factory's file with their reasons.
+
+    They are the Trainer's arguments but for recomputation, which LLaMA-Factory has words of its
+    own for. `deepspeed_file` is one of `deepspeed_auto`.
+    """
+    shared = []
+    for line in trainer_lines(experiment):
+        if not line.path.startswith("gradient_checkpointing"):
+            shared.append(line)
+    return [*shared, *_with_file("llama_factory", experiment, "auto_file", deepspeed_file)]
+
+
+def _with_file(program: str, experiment: Experiment, name: str, file: str) -> list[Line]:
+    """Return the lines of a program that opens DeepSpeed's configuration by a path."""
     known = facts(experiment)
-    if known["deepspeed_file"]:
-        known["deepspeed_file"] = deepspeed_file
-    return nested(lines("accelerate", known))
+    if known[name]:
+        known[name] = file
+    return list(lines(program, known))

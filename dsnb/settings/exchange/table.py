@@ -1,7 +1,7 @@
 """Reads `keys.toml`: the keys of a program for settings, and the settings for keys of a program."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ class Line:
     value: Any
     why: str = ""
     own: str = ""
-    """`measuring` for how dsnb measures, `training` for what changes the training and not its speed."""
+    """`dsnb` for what only its own runs need, `training` for what changes the training and not its speed."""
     auto: bool = False
     """Whether the Trainer fills the value from its arguments."""
 
@@ -38,12 +38,17 @@ def lines(program: str, known: Mapping[str, Any]) -> Iterator[Line]:
 
 def _value(rule: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     """Return the value of a key; None if it is left out."""
-    for name, allowed in rule.get("when", {}).items():
-        if text(known[name]) not in allowed:
-            return None
+    if not is_meant(rule, known):
+        return None
     if "value" in rule:
         return rule["value"]
     return forwards(rule, known[rule["setting"]])
+
+
+def is_meant(rule: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Return whether the settings have the values that a rule is for."""
+    needed = rule.get("when", {})
+    return all(text(known[name]) in needed[name] for name in needed)
 
 
 def forwards(rule: Mapping[str, Any], value: Any) -> Any:
@@ -55,13 +60,25 @@ def forwards(rule: Mapping[str, Any], value: Any) -> Any:
     return value
 
 
-def nested(found: Iterator[Line]) -> dict[str, Any]:
-    """Return lines as a program reads them: a dotted path is a section in a section."""
+def nested(found: Iterable[Line]) -> dict[str, Any]:
+    """Return the values of lines as a program reads them: a dotted path is a section in a section."""
+    return _plain(tree(found))
+
+
+def tree(found: Iterable[Line]) -> dict[str, Any]:
+    """Return lines in their sections."""
     result: dict[str, Any] = {}
     for line in found:
         *sections, name = line.path.split(".")
         place = result
         for section in sections:
             place = place.setdefault(section, {})
-        place[name] = line.value
+        place[name] = line
+    return result
+
+
+def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
+    result = {}
+    for name, inside in section.items():
+        result[name] = inside.value if isinstance(inside, Line) else _plain(inside)
     return result
