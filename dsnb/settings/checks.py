@@ -231,7 +231,7 @@ def contradictions(s: "Experiment") -> list[str]:
 def unsupported(s: "Experiment") -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
     if s.command:
-        return [*_missing_program(s), *_unsupported_device(s)]
+        return [*missing_program(s), *_unsupported_device(s)]
     problems = [*inputs.problems(s), *_compiler_disabled(s)]
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
@@ -253,7 +253,7 @@ def _unsupported_device(s: "Experiment") -> Iterator[str]:
         yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
 
 
-def _missing_program(s: "Experiment") -> Iterator[str]:
+def missing_program(s: "Experiment") -> Iterator[str]:
     """Yield that the program of a command is not found."""
     program = command.arguments(s, command.SOMEWHERE)[0]
     folders = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])

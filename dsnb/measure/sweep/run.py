@@ -208,6 +208,14 @@ def unsupported(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def check_programs(sweep: Sweep) -> None:
+    """Raise a SettingsError if the program of a command is not found."""
+    commands = [run.experiment for run in sweep.runs if run.experiment.command]
+    problems = [problem for each in commands for problem in checks.missing_program(each)]
+    if problems:
+        raise SettingsError(list(dict.fromkeys(problems)))
+
+
 def check_models(sweep: Sweep) -> None:
     """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
     alone = [run.experiment for run in sweep.runs if not run.experiment.hostfile]
