@@ -28,6 +28,7 @@ from dsnb.prediction.step_time import (
     stack,
     step_times,
 )
+from dsnb.settings import known, programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import MASKED
 from dsnb.settings.training import text
@@ -63,12 +64,16 @@ class Measured:
     step_time_s: float
     counts: StepCounts
     launch_ratio: float = 1.0
+    loop: str = programs.DSNB
+    """The program that trained, without its version."""
 
 
 def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
     """Return the successful runs of a table in the columns of `load_runs`, without unknown GPUs and models.
 
-    Missing settings have their defaults; a missing step time is derived from tokens per second.
+    Missing settings have their defaults, unless another program was recorded: its runs are left out
+    if a setting is unknown that predictions need. A missing step time is derived from tokens per
+    second.
     """
     path = gpus.link(link) if isinstance(link, str) else link
     found = (of_record(record, path) for record in runs.to_dict("records"))
@@ -76,7 +81,7 @@ def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured
 
 
 def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
-    """Return the measured run of one row; None if it failed, or its GPU or model is unknown.
+    """Return the measured run of one row; None if it failed, or its GPU, model or settings are unknown.
 
     A run whose allocator returned memory while it was timed is None as well: its speed is not that
     of its setting.
@@ -85,7 +90,10 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if values.get("status", "ok") != "ok" or values.get("alloc_retries", 0) > 0:
         return None
     gpu = gpus.known_gpu(str(values.get("gpu_name")))
-    experiment = Experiment.of_row(values)
+    try:
+        experiment = known.completed(Experiment.of_row(values))
+    except SettingsError:
+        return None
     step_time_s = values.get("step_time_mean_s")
     if step_time_s is None and "tokens_per_s" in values:
         step_time_s = experiment.tokens_per_step / float(values["tokens_per_s"])
@@ -101,7 +109,30 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
         ratio = launch_us / DEFAULT.host_launch_us
     host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     of_host = replace(counts, **host)
-    return Measured(experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio)
+    loop = programs.loop(programs.of_record(values))
+    return Measured(experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio, loop)
+
+
+def of_one_loop(runs: Sequence[Measured]) -> list[Measured]:
+    """Return the runs of dsnb's loop or, without any, of another one; refuse to pool several others."""
+    loops = {run.loop for run in runs}
+    if programs.DSNB in loops:
+        loops = {programs.DSNB}
+    if len(loops) > 1:
+        raise SettingsError(
+            f"runs of several programs ({', '.join(sorted(loops))}) cannot calibrate one loop: give "
+            "those of one"
+        )
+    return [run for run in runs if run.loop in loops]
+
+
+def unknown_settings(runs: "pd.DataFrame") -> list[str]:
+    """Return what is unknown of the settings of successful runs that predictions need, in words."""
+    found: dict[str, None] = {}
+    for row in runs.to_dict("records"):
+        if row.get("status", "ok") == "ok":
+            found |= dict.fromkeys(known.unknown(Experiment.of_row(row)))
+    return list(found)
 
 
 def had_mask(record: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from dsnb.prediction import (
     speed_range,
 )
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage, Errors
-from dsnb.prediction.calibration import Measured, measured
+from dsnb.prediction.calibration import Measured, measured, of_one_loop, unknown_settings
 from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
 from dsnb.prediction.memory import peak_memory, room_gib
@@ -228,9 +228,13 @@ def on_gpu(
     hardware = Hardware(spec, gpus.link(link), host_gib=host_memory.known_gib(spec, host_gib))
     if calibrate is None:
         return hardware.probed() if probe else hardware
-    runs = measured(calibrate, hardware.link)
+    runs = of_one_loop(measured(calibrate, hardware.link))
     if not runs:
-        raise SettingsError("no run to calibrate with: give successful runs on known GPUs")
+        problem = "no run to calibrate with: give successful runs on known GPUs"
+        unknown = unknown_settings(calibrate)
+        if unknown:
+            problem += f"; unknown to the model of time: {', '.join(unknown)}"
+        raise SettingsError(problem)
     return hardware.calibrated(runs)
 
 

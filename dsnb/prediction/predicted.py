@@ -28,7 +28,7 @@ from dsnb.prediction.traces import MemoryTrace, can_trace
 from dsnb.results.answers.decide import is_probe
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, numbers
-from dsnb.settings import deepspeed_keys
+from dsnb.settings import deepspeed_keys, known, programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import combinations, experiments, read_params
 from dsnb.settings.records.columns import ENDED, FORMER_FIGURES, SETTINGS
@@ -75,6 +75,11 @@ class MeasuredSetting:
     """The columns of its first run, with medians of `MEDIANS`."""
     measured: Measured | None
     """None if no run succeeded, or its time cannot be predicted."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether dsnb's own loop trained."""
+        return programs.is_own(self.record)
 
     @property
     def ran(self) -> bool:
@@ -138,7 +143,7 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
     runs = as_runs(runs)
     if not {*REQUIRED_COLUMNS, "gpu_name", "experiment", "status"} <= {*runs}:
         return []
-    needed = [name for name in (*REQUIRED_COLUMNS, *REQUIRED_IF_COLUMNS) if name in runs]
+    needed = [name for name in (*SETTINGS, "program", "source") if name in runs]
     is_known = [_is_known(row) for row in runs[needed].to_dict("records")]
     runs = runs[runs["status"].isin(["ok", "oom"]) & np.array(is_known, dtype=bool)]
     has_gpu = [known_gpu(name) is not None for name in runs["gpu_name"]]
@@ -146,13 +151,15 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
     medians = {name: numbers(runs, name) for name in MEDIANS}
     runs = runs.assign(sweep=runs.get("sweep", ""), **medians)
     settings = []
-    keys = ["sweep", "experiment", "gpu_name"]
-    for (_, _, gpu_name), group in runs.groupby(keys, sort=False, dropna=False):
+    keys = ["sweep", "experiment", "program", "gpu_name"]
+    runs = runs.reindex(columns=dict.fromkeys([*runs, "program"]))
+    for (_, _, _, gpu_name), group in runs.groupby(keys, sort=False, dropna=False):
         succeeded = group[group["status"] == "ok"]
         kept = succeeded if len(succeeded) else group
         record: dict[Any, Any] = kept.iloc[0].to_dict()
         record |= {name: float(kept[name].median()) for name in MEDIANS}
-        experiment = Experiment.of_row(record).model_copy(update={"device": "cuda"})
+        experiment = known.completed(Experiment.of_row(record))
+        experiment = experiment.model_copy(update={"device": "cuda"})
         measured = of_record(record, link) if len(succeeded) else None
         settings.append(MeasuredSetting(experiment, gpus.find(gpu_name), record, measured))
     return settings
@@ -163,7 +170,9 @@ def _is_known(row: Mapping[Any, Any]) -> bool:
     required = [*REQUIRED_COLUMNS, *(name for name in REQUIRED_IF_COLUMNS if name in row)]
     if "zero_stage" in row and not strategy(row.get("strategy")).has_zero_stages:
         required.remove("zero_stage")
-    return all(labels.text(row.get(name)) != "-" for name in required)
+    if any(labels.text(row.get(name)) == "-" for name in required):
+        return False
+    return programs.has_defaults(row) or not known.unknown(Experiment.of_row(row))
 
 
 def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
@@ -171,7 +180,8 @@ def experiment_of(row: Mapping[str, Any]) -> Experiment | None:
     if not _is_known(row):
         return None
     try:
-        return Experiment.of_row(row).model_copy(update={"device": "cuda"})
+        experiment = known.completed(Experiment.of_row(row))
+        return experiment.model_copy(update={"device": "cuda"})
     except (TypeError, ValueError):
         return None
 
@@ -188,13 +198,16 @@ def traces_of(experiments: Sequence[Experiment], make: bool = True) -> list[Memo
 
 
 def _step_times(settings: Sequence[MeasuredSetting]) -> list[float]:
-    """Return the predicted step time of each setting; constants are fitted to settings on the same GPU."""
+    """Return the predicted step time of each setting.
+
+    Constants are fitted to settings on the same GPU that the same program trained.
+    """
     predicted_s = [math.nan] * len(settings)
-    on_gpu: dict[GpuSpec, dict[int, Measured]] = {}
+    alike: dict[tuple[GpuSpec, str], dict[int, Measured]] = {}
     for place, one in enumerate(settings):
         if one.measured:
-            on_gpu.setdefault(one.gpu, {})[place] = one.measured
-    for timed in on_gpu.values():
+            alike.setdefault((one.gpu, one.measured.loop), {})[place] = one.measured
+    for timed in alike.values():
         errors_pct = calibration.left_out(list(timed.values()))
         for (place, run), error_pct in zip(timed.items(), errors_pct, strict=True):
             predicted_s[place] = run.step_time_s * (1 + error_pct / 100)
@@ -270,7 +283,7 @@ def unmeasured(
     notes += _left_out(problems)
     if not shown:
         return Unmeasured(notes=tuple(notes))
-    timed = [one.measured for one in on_gpu if one.measured]
+    timed = [one.measured for one in on_gpu if one.measured and one.is_own]
     fitted_to = OWN_RUNS
     if len(timed) >= MIN_CALIBRATED:
         hardware = hardware.calibrated(timed)
@@ -278,9 +291,12 @@ def unmeasured(
     traced = traces_of(shown, make=can_trace())
     counts = [count_step(experiment, hardware.gpu, path) for experiment in shown]
     figures = bounded(tabulated(shown, counts, traced, hardware, tokens=ANY_TOKENS))
-    sources = Counter(labels.text(one.record.get("source")) for one in on_gpu)
+    sources = Counter(labels.text(one.record.get("source")) for one in on_gpu if one.is_own)
+    sources.update([programs.DSNB])
     table = _as_runs(shown, figures, hardware)
-    table = table.assign(gpu_name=gpu_name, source=sources.most_common(1)[0][0])
+    table = table.assign(
+        gpu_name=gpu_name, source=sources.most_common(1)[0][0], program=programs.DSNB
+    )
     notes.insert(
         0, f"Predicted for {gpu_name}, with a time model that is fitted to {fitted_to}. {ERROR}"
     )
@@ -301,7 +317,8 @@ def check(runs: pd.DataFrame, asked: Asked | Sequence[Asked], link: str = "nvlin
 def is_covered(experiment: Experiment) -> bool:
     """Return whether there are rules for the memory of a setting."""
     return (
-        experiment.compile != "deepcompile"
+        not known.unknown(experiment)
+        and experiment.compile != "deepcompile"
         and experiment.zeropp == "none"
         and not experiment.offload.endswith("nvme")
         and set(experiment.deepspeed) <= READ_KEYS
@@ -310,7 +327,7 @@ def is_covered(experiment: Experiment) -> bool:
 
 
 def _on_one_gpu(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
-    """Return the settings that ran on the most common GPU."""
+    """Return the settings that ran on the most common GPU, of dsnb's own loop if any did."""
     settings = by_setting(runs, link)
     if not settings:
         names = {labels.text(name) for name in runs.get("gpu_name", []) if not pd.isna(name)}
@@ -318,14 +335,16 @@ def _on_one_gpu(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
         raise SettingsError(
             f"predict: no run has succeeded, or run out of memory, on a GPU that dsnb knows: {where}; leave it out"
         )
+    settings = [one for one in settings if one.is_own] or settings
     on_each = Counter(one.record["gpu_name"] for one in settings)
     most_common = on_each.most_common(1)[0][0]
     return [one for one in settings if one.record["gpu_name"] == most_common]
 
 
 def _ended(runs: pd.DataFrame) -> set[str]:
-    """Return the dsnb names of settings with a finished run."""
-    ended = runs[runs["status"].isin(ENDED)]
+    """Return the names of settings with a finished run of dsnb."""
+    is_own = [programs.is_own(row) for row in runs.reindex(columns=["program"]).to_dict("records")]
+    ended = runs[runs["status"].isin(ENDED) & np.array(is_own, dtype=bool)]
     ended = ended.assign(sweep=ended.get("sweep", "")).drop_duplicates(["sweep", "experiment"])
     return {Experiment.of_row(row).name_with_model for row in ended.to_dict("records")}
 

@@ -51,6 +51,7 @@ from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.programs import DSNB
 
 FORECAST = [
     "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
@@ -293,8 +294,13 @@ def by_task(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
 
 def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return the runs on a GPU that succeeded with a known speed, or ran out of memory."""
+    """Return dsnb's runs on a GPU that succeeded with a known speed, or ran out of memory.
+
+    The speed of another program's loop is no measurement of a setting that dsnb's loop would run.
+    """
     runs = as_runs(runs)
+    if "program" in runs:
+        runs = runs[runs["program"].fillna(DSNB) == DSNB]
     needed = {"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*runs}
     runs = runs.reindex(columns=[*runs, *needed])
     is_timed = runs["status"].eq("ok") & runs["tokens_per_s"].notna()

@@ -29,6 +29,7 @@ from dsnb.prediction.work import (
     trained_parameters,
     work,
 )
+from dsnb.settings import known
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
@@ -176,6 +177,7 @@ def count_step(
 
 def check(experiment: Experiment, link: Link) -> None:
     """Raise SettingsError if an experiment cannot be predicted, as far as that is known without counting its model."""
+    known.check(experiment)
     link.check(experiment.gpus, link.nodes(experiment))
 
 

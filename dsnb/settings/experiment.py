@@ -1,7 +1,8 @@
 """The settings of one run, with the experiment's name, derived values and former settings."""
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal, Self
@@ -21,8 +22,10 @@ from dsnb.settings import (
     flat_keys,
     hostfile,
     parameters,
+    programs,
 )
 from dsnb.settings.hostfile import Host
+from dsnb.settings.name_parts import PARTS
 from dsnb.settings.parallelism import parallelism
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.tables import REFUSALS, SHOWN
@@ -41,6 +44,8 @@ RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+UNNAMED = "unknown"
+"""Name of an experiment of which nothing is known that names have."""
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")]
 Interface = Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,14})?$")]
 Names = Annotated[str, Field(pattern=r"^([A-Za-z0-9_*]+(\s*,\s*[A-Za-z0-9_*]+)*)?$")]
@@ -206,9 +211,11 @@ class Experiment(Training):
                 return recorded
         if settings.get("command"):
             passed = parameters.passed(names)
-            for name in [*settings]:
-                if name not in passed and settings[name] == DEFAULTS.get(name):
-                    del settings[name]
+            settings = {
+                name: value
+                for name, value in settings.items()
+                if name in passed or value != DEFAULTS.get(name)
+            }
         return cls(**settings)
 
     @classmethod
@@ -221,21 +228,34 @@ class Experiment(Training):
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Self:
-        """Return the settings of a record, unchecked, with defaults for those that it lacks."""
+        """Return the settings of a record, unchecked.
+
+        Those that it lacks have their defaults, but None if another program trained: what dsnb does
+        by default says nothing about it. A setting that is null is unknown.
+        """
         settings = with_current_names(record)
-        return cls.model_construct(
-            **{key: value for key, value in settings.items() if key in cls.model_fields}
-        )
+        known: dict[str, Any] = {}
+        if not programs.is_own(record):
+            known = dict.fromkeys(OF_TRAINING)
+        for key, value in settings.items():
+            if key in cls.model_fields:
+                known[key] = value
+        for name in flat_keys.NAMES:  # keys that are unknown are not set
+            if known.get(name, {}) is None:
+                known[name] = {}
+        return cls.model_construct(**known)
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
         """Return the settings of a row of a table of runs, unchecked.
 
-        Settings that it lacks, or of which it has no value, have their defaults. Integers and truth
-        values are floats in columns with gaps. The column `deepspeed` of a table is a version,
-        unless it holds keys.
+        Settings that it lacks, or of which it has no value, have their defaults; in a recorded or
+        logged run of another program, they are None. Integers and truth values are floats in
+        columns with gaps. The column `deepspeed` of a table is a version, unless it holds keys.
         """
         settings: dict[str, Any] = {}
+        if not programs.has_defaults(row):
+            settings["program"] = programs.of_record(row)
         for column, value in row.items():
             name = str(column)
             is_setting = name in DEFAULTS or flat_keys.is_key(name)
@@ -256,29 +276,24 @@ class Experiment(Training):
     def name(self) -> str:
         """The name of the experiment without its model, such as `zs2_bf16_gpus8_bs32_sl128`.
 
-        Further parts appear only where a setting differs from its default. Steps, warm-up, time
-        limit and device are left out: they are part of how a setting is measured.
+        Further parts appear only where a setting differs from its default, and what is unknown is no
+        part. Steps, warm-up, time limit and device are left out: they are part of how a setting is
+        measured.
         """
-        sharing = self.parallel_strategy.short(self)
-        parts = [sharing]
-        for key, form in {
-            "precision": "{}",
-            "gpus": "gpus{}",
-            "micro_batch_size": "bs{}",
-            "seq_len": "sl{}",
-        }.items():
+        parts = [_in_name(self.parallel_strategy.short(self))]
+        for key, form in ALWAYS_NAMED.items():
             value = getattr(self, key)
             if value is not None:
-                parts.append(form.format(value))
+                parts.append(form.format(_in_name(value)))
         for key in IN_NAMES:
             value = getattr(self, key)
             if value is None or value == DEFAULTS[key]:
                 continue
             if key in PARTS:
-                parts.append(PARTS[key](self.complete))
+                parts.append(PARTS[key](self))
             else:
-                parts.append(DECLARED[key].short.replace("{}", text(value)))
-        return "_".join(filter(None, parts))
+                parts.append(DECLARED[key].short.replace("{}", _in_name(value)))
+        return "_".join(filter(None, parts)) or UNNAMED
 
     @property
     def name_with_model(self) -> str:
@@ -347,7 +362,7 @@ class Experiment(Training):
     @property
     def data_parallel(self) -> int:
         """Number of ranks, or groups of ranks, with separate sequences."""
-        return self.gpus // self.model_parallel
+        return self.known("gpus") // self.model_parallel
 
     @property
     def shard_ranks(self) -> int:
@@ -357,22 +372,30 @@ class Experiment(Training):
     @property
     def model_parallel(self) -> int:
         """Number of ranks that share one copy of the model."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.known("tensor_parallel") * self.known("pipeline_parallel")
 
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens per rank and forward pass."""
-        return int(self.micro_batch_size) * self.seq_len
+        return self.known("micro_batch_size") * self.known("seq_len")
 
     @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer step over all ranks."""
-        return self.micro_batch_size * self.grad_accum * self.data_parallel
+        sequences = self.known("micro_batch_size") * self.known("grad_accum")
+        return sequences * self.data_parallel
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens per optimizer step over all ranks."""
-        return self.global_batch_size * self.seq_len
+        return self.global_batch_size * self.known("seq_len")
+
+    def known(self, name: str) -> int:
+        """Return a number that other figures follow from; raise SettingsError if a recorded run does not know it."""
+        value = getattr(self, name)
+        if value is None:
+            raise SettingsError(f"{name} is unknown")
+        return int(value)
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -405,48 +428,19 @@ DECLARED = {name: Setting.of(name, field) for name, field in Experiment.model_fi
 """The words of every setting, and its part of an experiment's name."""
 
 
-def _compiled(s: Experiment) -> str:
-    if s.compile == "default":
-        return "compile"
-    return f"compile-{s.compile}"
+def _in_name(value: object) -> str:
+    """Return a value as part of a folder's name; other programs have values such as `AdamW (8 bit)`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text(value)).strip("-")
 
 
-def _compressed(s: Experiment) -> str:
-    if s.gradient_compression == "powersgd":
-        return f"powersgd{s.powersgd_rank}"
-    return f"send-{s.gradient_compression}"
-
-
-def _checkpointed(s: Experiment) -> str:
-    every = s.checkpoint_every if s.checkpoint_every > 1 else ""
-    if s.checkpoint_offload:
-        return f"ac{every}-cpu"
-    if s.checkpoint_ops != "all":
-        return f"ac{every}-{s.checkpoint_ops}"
-    return f"ac{every}"
-
-
-def _mixed(s: Experiment) -> str:
-    if s.mixed_precision == "none":
-        return "pure"
-    return s.mixed_precision
-
-
-PARTS: dict[str, Callable[[Experiment], str]] = {
-    "compile": _compiled,
-    "gradient_compression": _compressed,
-    "activation_checkpointing": _checkpointed,
-    "mixed_precision": _mixed,
-    "data": lambda s: model_shapes.slug(s.data),
-    "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
-    "deepspeed": lambda s: flat_keys.name_part(s.deepspeed),
-    "script": lambda s: flat_keys.name_part(s.script),
-}
-"""Parts of a name that are more than a form of the value."""
+ALWAYS_NAMED = {"precision": "{}", "gpus": "gpus{}", "micro_batch_size": "bs{}", "seq_len": "sl{}"}
+"""Settings that are parts of every name, with any value."""
 IN_NAMES = [name for name in SHOWN if DECLARED[name].short]
 """Settings that are parts of a name, in their order."""
 SUPERVISION = tuple(name for name, setting in DECLARED.items() if setting.is_supervision)
 """Settings that do not affect what is measured: in no name and no column; they may change when a sweep is resumed."""
+OF_TRAINING = [name for name in DECLARED if name not in SUPERVISION]
+"""Settings that describe a training: what is unknown of another program's has no default in its place."""
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -465,10 +459,13 @@ def with_former_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run with what it did where its record has no such setting yet.
 
     On GPUs torch's allocator was the default one before `allocator` chose; the strategy knows its
-    own changes.
+    own changes. A value that is null is unknown and stays so, as does all that another program's
+    record lacks.
     """
-    settings = {name: value for name, value in settings.items() if text(value) != "-"}
-    chosen = SimpleNamespace(**{**DEFAULTS, **settings})  # thousands of runs: no model of pydantic
+    if not programs.is_own(settings):
+        return {**settings}
+    known = {name: value for name, value in settings.items() if text(value) != "-"}
+    chosen = SimpleNamespace(**{**DEFAULTS, **known})  # thousands of runs: no model of pydantic
     former: dict[str, Any] = {}
     if settings and chosen.device != "cpu":
         former["allocator"] = "default"

@@ -54,6 +54,9 @@ class Setting:
     """Whether the default is omitted when an experiment is described by its settings."""
     is_supervision: bool = False
     """Whether it does not affect what is measured: it is in no column, and may change when a sweep is resumed."""
+    is_needed: bool = False
+    """Whether a prediction needs its value. Other programs hardly change the rest, whose defaults are
+    assumed where they are unknown."""
     usual: object = None
     """The value to omit; None for none."""
 

@@ -233,10 +233,11 @@ def _of_training(record: RunRecord) -> Outcome:
     if other:
         return other
     if not worker or not record.has_all_steps:
+        steps = str(len(record.timed_steps))
+        if record.expected_steps is not None:
+            steps += f" of {record.expected_steps}"
         return Outcome(
-            "failed",
-            f"the ranks ended after {len(record.timed_steps)} of {record.expected_steps} timed steps "
-            "without an error message",
+            "failed", f"the ranks ended after {steps} timed steps without an error message"
         )
     if worker.get("first_bad_step") is not None:
         step = worker["first_bad_step"]

@@ -4,14 +4,17 @@ The tables are CSV files in these columns; `README.md` names the source of each 
 were derived.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from dsnb.base.errors import PublishedError
 from dsnb.results.runs.labels import short_number
 from dsnb.results.runs.table import as_runs, without_noise
+from dsnb.settings import programs
 from dsnb.settings.experiment import DEFAULTS, with_former_defaults
 from dsnb.settings.records import paths
 from dsnb.settings.records.columns import (
@@ -22,6 +25,7 @@ from dsnb.settings.records.columns import (
     SETTINGS,
     STEP_COLUMNS,
 )
+from dsnb.settings.training import text
 
 FOREIGN = ("bigscience_1b3", "dist_training_gpt2", "jean_zay_bloom7b", "lambda_1cc_opt")
 """Tables that others published."""
@@ -35,7 +39,7 @@ OWN = (*OLDER, *WITH_STEPS)
 TOLERANCE = 0.1
 """Largest relative difference of a published figure from the one that follows from others."""
 _DEFAULTS = {name: DEFAULTS[name] for name in SETTINGS if DEFAULTS[name] != ""}
-SOURCE = "published: "
+SOURCE = programs.PUBLISHED
 """Prefix of the table's name in `source`."""
 
 
@@ -77,11 +81,12 @@ def _read(name: str) -> pd.DataFrame:
     raw = pd.read_csv(paths.literature(name), low_memory=False).rename(columns=FORMER_FIGURES)
     if name in OWN:
         # A setting that is missing was added after the run was made, so its former default applied.
-        rows = [_DEFAULTS | with_former_defaults(row) for row in raw.to_dict("records")]
-        raw = pd.DataFrame(rows)
+        raw = pd.DataFrame(map(_with_defaults, raw.to_dict("records")))
     # Keys of DeepSpeed's configuration.
     further = raw.columns.difference(RUN_COLUMNS, sort=False)
-    runs = raw.assign(source=SOURCE + name).reindex(columns=[*RUN_COLUMNS, *further])
+    source = SOURCE + name
+    raw = raw.assign(source=source, program=programs.of_source(source))
+    runs = raw.reindex(columns=[*RUN_COLUMNS, *further])
     for column in further:
         runs[column] = runs[column].astype(object).map(_whole)
     for column in runs.columns.difference(RUN_NUMBERS):
@@ -90,6 +95,11 @@ def _read(name: str) -> pd.DataFrame:
     for column in RUN_NUMBERS:
         runs[column] = pd.to_numeric(runs[column])
     return as_runs(without_noise(runs))
+
+
+def _with_defaults(row: Mapping[str, Any]) -> dict[str, Any]:
+    known = {name: value for name, value in row.items() if text(value) != "-"}
+    return _DEFAULTS | with_former_defaults(known)
 
 
 def _whole(value: object) -> object:

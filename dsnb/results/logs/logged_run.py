@@ -9,6 +9,7 @@ import pandas as pd
 from dsnb.base.formulas import metrics
 from dsnb.results.logs import parallel, sizes
 from dsnb.results.logs.reading import CONSOLE, DERIVED, LOGGED, PROVENANCES, LoggedRun
+from dsnb.settings import programs
 
 TFLOPS = ("tflops_per_gpu", "hardware_tflops_per_gpu")
 RATES = ("tokens_per_s", "tokens_per_s_per_gpu")
@@ -37,14 +38,13 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         figures = [name for name, origin in run.provenance.items() if origin == kind]
         if figures:
             provenance.append(f"{kind}: {', '.join(figures)}")
-    source = run.program or CONSOLE
-    if not source.endswith("CSV"):
-        source += " log"
+    program = run.program or CONSOLE
     return {
         **names,
         "status": status,
         "cause": cause,
-        "source": source,
+        "program": program,
+        "source": programs.source_of_log(program),
         **run.settings,
         **run.figures,
         **run.environment,

@@ -35,6 +35,7 @@ AXES = {
     },
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),
+    "program": Setting("program", "{}"),
     "source": Setting("source", "{}"),
     "sweep": Setting("sweep", "{}"),
     "status": Setting(
@@ -45,7 +46,7 @@ AXES = {
 settings follow."""
 _WORDED = {
     PARALLELISM, *SHARING, "precision", "mixed_precision", "compile", "micro_batch_size", "grad_accum", "gpus", "nodes",
-    "gpu_name", "model", "seq_len", "data", "trained", "source", "sweep", "status",
+    "gpu_name", "model", "seq_len", "data", "trained", "program", "source", "sweep", "status",
 }  # fmt: skip
 """Columns that `setting` words separately, and columns that are no settings or belong to the
 task."""

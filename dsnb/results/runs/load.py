@@ -7,7 +7,6 @@ never 0. Runs are named by their folders, so renaming the folder of an experimen
 import json
 import os
 import warnings
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ from dsnb.results.literature import tables
 from dsnb.results.logs import console, logged_run
 from dsnb.results.runs import copies, foreign_logs
 from dsnb.results.runs.labels import count
-from dsnb.results.runs.names import displayable, tell_sweeps_apart
+from dsnb.results.runs.names import tell_sweeps_apart
 from dsnb.results.runs.run import Run
+from dsnb.results.runs.same_folder import name_by_settings
 from dsnb.results.runs.steps import RUN, read_steps, timed_steps
 from dsnb.results.runs.table import as_runs, without_noise
 from dsnb.settings.records import columns, paths, record_schema
 from dsnb.settings.records.columns import GPU_COLUMNS, KEYS, SETTINGS, STEP_COLUMNS, key_columns
-from dsnb.settings.records.paths import PROBE, RunPaths
+from dsnb.settings.records.paths import RunPaths
 
 Row = dict[str, Any]
 """A row of a table."""
@@ -103,7 +103,7 @@ def _load(path: str | Path) -> pd.DataFrame:
 def _read(folders: Sequence[str]) -> list[Run]:
     """Read run folders, each run once; copies are left out with a warning."""
     runs = copies.distinct([Run.read(folder) for folder in folders])
-    _name_by_settings(runs)
+    name_by_settings(runs)
     return runs
 
 
@@ -249,25 +249,3 @@ def no_runs_message(path: str | Path) -> str:
 def _sort_key(path: str) -> tuple[list[str], int, str]:
     *parent, name = path.split(os.sep)
     return parent, paths.repeat(name) or 0, name
-
-
-def _name_by_settings(runs: Sequence[Run]) -> None:
-    """Name a run that is not of its folder's experiment for both, by the names in the settings of the runs there."""
-    by_experiment: dict[tuple[str, str], list[Run]] = defaultdict(list)
-    for run in runs:
-        by_experiment[os.path.dirname(run.folder), run.names["experiment"]].append(run)
-    for (_, experiment), same in by_experiment.items():
-        counts = Counter(run.recorded_name for run in same if run.recorded_name)
-        fitting = [name for name in counts if f"_{name}".endswith(f"_{experiment}")]
-        usual = max(fitting or counts, key=counts.__getitem__, default="")
-        for run in same:
-            name = run.recorded_name
-            if name in {"", usual} or PROBE in experiment:
-                continue
-            run.names["experiment"] = f"{experiment}_{name}"
-            warnings.warn(
-                f"{displayable(run.folder)} has the settings of {name}, unlike other runs of {experiment}: "
-                f"it is listed as {experiment}_{name}; move it to its own experiment's folder",
-                DsnbWarning,
-                stacklevel=4,
-            )

@@ -23,8 +23,8 @@ from dsnb.base.formulas import metrics, model_shapes
 from dsnb.base.system import hardware
 from dsnb.results.runs import names
 from dsnb.results.runs.names import displayable
-from dsnb.settings import flat_keys
-from dsnb.settings.experiment import DEFAULTS, with_former_defaults
+from dsnb.settings import flat_keys, programs
+from dsnb.settings.experiment import DEFAULTS, UNNAMED, Experiment, with_former_defaults
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
 from dsnb.settings.records.columns import (
@@ -132,8 +132,24 @@ class Run:
         return slug
 
     @functools.cached_property
+    def is_own(self) -> bool:
+        """Whether dsnb's own loop trained."""
+        return programs.is_own(self.settings)
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether a script of a user was recorded, not a run that a sweep planned."""
+        return not self.is_own and self.settings.keys().isdisjoint(ORDER)
+
+    @functools.cached_property
     def recorded_name(self) -> str:
-        """The name of model and experiment in the settings; empty if one of them is unknown or no name."""
+        """The name of model and experiment in the settings; empty if one of them is unknown or no name.
+
+        That of a recorded script follows from its settings, which its recorder may have learned
+        after it chose a folder.
+        """
+        if self.is_standalone:
+            return _name_of(self.settings)
         name = self.settings.get("name")
         if not self.model_name or not isinstance(name, str) or not _NAME.fullmatch(name):
             return ""
@@ -185,15 +201,21 @@ class Run:
         return "interrupted", f"{reason}; start the sweep again"
 
     def setting_columns(self) -> Record:
-        """Return the settings as columns: former defaults of settings that the record does not have."""
+        """Return the settings as columns.
+
+        Of dsnb's own runs, those that the record does not have had their former defaults; of other
+        programs, they are unknown.
+        """
         if not self.settings:
             return {}
         recorded = with_former_defaults(self.settings)
-        chosen = _DEFAULTS | _chosen(recorded, _SETTING_COLUMNS)
+        chosen = _chosen(recorded, _SETTING_COLUMNS)
+        if programs.is_own(self.settings):
+            chosen = _DEFAULTS | chosen
         for name in flat_keys.NAMES:
-            for key, value in recorded.get(name, {}).items():
+            for key, value in (recorded.get(name) or {}).items():
                 chosen[f"{name}.{key}"] = value
-        if chosen["device"] == "cpu":
+        if chosen.get("device") == "cpu":
             chosen["allocator"] = None
         return chosen
 
@@ -205,7 +227,8 @@ class Run:
         phases = _chosen(self.result.get("phases_s") or {}, PHASES)
         row |= {f"{phase}_s": time_s for phase, time_s in phases.items()}
         row["status"], row["cause"] = self.status_and_cause()
-        row["source"] = "dsnb"
+        row["program"] = programs.of_record(self.settings)
+        row["source"] = row["program"]
         row["run_dir"] = displayable(self.folder)
         row["variables"] = assignments(self.machine.get("variables"))
         row["inputs"] = assignments(self.settings.get("inputs"), MAX_DIGEST)
@@ -214,7 +237,10 @@ class Run:
         row["hosts"] = self._hosts()
         row["price"] = self.settings.get("price_per_gpu_hour") or None
         row |= self._gpu()
-        for name, (formula, *needed) in _FORMULAS.items():
+        formulas = _OF_OTHERS
+        if self.is_own:
+            formulas = _FORMULAS
+        for name, (formula, *needed) in formulas.items():
             values = [row.get(column) for column in needed]
             row[name] = None
             if None not in values:
@@ -285,6 +311,20 @@ def _product(size: int | str, *times: int) -> int | None:
     return None  # "auto" in earlier versions
 
 
+def _per_s(count: float, time_s: float) -> float | None:
+    if time_s > 0:
+        return count / time_s
+    return None
+
+
+def _name_of(settings: Record) -> str:
+    """Return the name of model and experiment by the settings; empty if nothing is known."""
+    experiment = Experiment.recorded(record_schema.cleaned(_SETTINGS, settings)[0])
+    if experiment.name == UNNAMED and not experiment.model:
+        return ""
+    return experiment.name_with_model
+
+
 def _gpu_hours(device: str, wall_s: float, gpus: int) -> float | None:
     if device == "cuda":
         return metrics.run_gpu_hours(wall_s, gpus)
@@ -302,6 +342,8 @@ _FORMULAS: dict[str, tuple[Any, ...]] = {
     "cost": (metrics.cost, "gpu_hours", "price"),
 }
 """Derived columns: a formula, and the columns that it needs; the column is missing if one of these is."""
+_OF_OTHERS = _FORMULAS | {"samples_per_s": (_per_s, "global_batch_size", "step_time_mean_s")}
+"""The same for other programs, whose sequences may differ in length."""
 
 
 def assignments(values: Mapping[str, Any] | None, max_length: int | None = None) -> str | None:

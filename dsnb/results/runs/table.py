@@ -8,6 +8,7 @@ import pandas as pd
 
 from dsnb.base.formulas.metrics import UTILIZATION_S
 from dsnb.results.runs import labels
+from dsnb.settings import programs
 from dsnb.settings.experiment import CURRENT_NAMES
 from dsnb.settings.parallelism import parallelism
 from dsnb.settings.records.columns import FORMER_FIGURES
@@ -30,7 +31,8 @@ WORK = [
     "precision", "optimizer", "gradient_clipping", "dropout", "loss", "pad_vocab", "matmul", "activation_checkpointing",
     "checkpoint_every",
 ]  # fmt: skip
-"""Runs that are equal in these, in attention (fused or not) and in hardware compute the same on each GPU.
+"""Runs of one program that are equal in these, in attention (fused or not) and in hardware compute the
+same on each GPU.
 
 How the work is shared, moved and compiled is what the ratio compares: strategy, ZeRO stage,
 offload, overlap, compilation, number of GPUs.
@@ -61,7 +63,7 @@ def as_runs(table: pd.DataFrame) -> pd.DataFrame:
     if "compile" in table and table["compile"].isin([True, False]).any():  # in earlier versions
         modes = [compile_mode(mode) for mode in table["compile"].tolist()]
         table = table.assign(compile=modes)
-    return with_plain_ratio(with_parallelism(table))
+    return with_plain_ratio(with_parallelism(with_program(table)))
 
 
 def named_runs(table: pd.DataFrame) -> pd.DataFrame:
@@ -92,6 +94,20 @@ def with_parallelism(runs: pd.DataFrame) -> pd.DataFrame:
     rows = [*settings.where(settings.notna(), None).itertuples(index=False, name=None)]
     found = {row: parallelism(dict(zip(names, row, strict=True))) or None for row in {*rows}}
     return runs.assign(parallelism=[found[row] for row in rows])
+
+
+def with_program(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs with the column `program`, which tables of earlier versions lack, by their `source`."""
+    if "program" in runs or "source" not in runs:
+        return runs
+    source = runs["source"].astype(object)
+    return runs.assign(program=source.map(programs.of_source, na_action="ignore"))
+
+
+def loops(runs: pd.DataFrame) -> pd.Series:
+    """Return the program of each run without its version; missing where it is unknown."""
+    names = runs.get("program", pd.Series(index=runs.index, dtype=object)).astype(object)
+    return names.map(programs.loop, na_action="ignore")
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:
@@ -161,6 +177,7 @@ def _work(runs: pd.DataFrame) -> pd.Series:
     work = runs.reindex(columns=[*WORK, "gpu_name", *host]).astype(object)
     work[host] = work[host].where(_on_cpu(runs), None)
     work["attention"] = _attention(runs)
+    work["program"] = loops(runs)
     return work.groupby([*work], sort=False, dropna=False).ngroup()
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 from dsnb.base.errors import SettingsError
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import signed
-from dsnb.results.runs.table import as_runs, current_name, named_runs
+from dsnb.results.runs.table import as_runs, current_name, loops, named_runs
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics import intervals
 from dsnb.results.statistics.intervals import (
@@ -255,8 +255,8 @@ def differences(
 ) -> pd.DataFrame:
     """Compare every setting with the best one of its task, or with a baseline.
 
-    Tasks (a model, a sequence length, data, what is trained) are never compared with each other:
-    each has its own base.
+    Tasks (a model, a sequence length, data, what is trained, the program that trains) are never
+    compared with each other: each has its own base.
 
     Parameters
     ----------
@@ -496,5 +496,6 @@ def _setting_numbers(runs: pd.DataFrame, sets: Sequence[pd.DataFrame]) -> pd.Ser
     names = [*SETTINGS, *key_columns(runs)]
     if all("allocator" not in own or own["allocator"].nunique() <= 1 for own in sets):
         names.remove("allocator")  # runs made before it was a setting
-    settings = runs.reindex(columns=names).astype(object)
+    settings = runs.reindex(columns=names).astype(object).assign(program=loops(runs))
+    names.append("program")
     return settings.groupby(names, sort=False, dropna=False).ngroup()

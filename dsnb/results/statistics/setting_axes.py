@@ -12,7 +12,7 @@ import pandas as pd
 
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, with_parallelism
-from dsnb.results.statistics.tasks import TRAINED, with_trained
+from dsnb.results.statistics.tasks import PROGRAM, TRAINED, with_trained
 from dsnb.settings.records.columns import SETTINGS, key_columns
 
 MEASUREMENT = {"steps", "warmup_steps", "seed", "profile", "nvme_path"}
@@ -55,7 +55,7 @@ MAX_VARIANTS = 4
 
 def setting_axes(runs: pd.DataFrame) -> list[str]:
     """Return the columns of `with_setting_axes(runs)` that distinguish settings, in display order."""
-    others = {*labels.SHARING, *MEASUREMENT, TRAINED, "sweep", "status"}
+    others = {*labels.SHARING, *MEASUREMENT, TRAINED, PROGRAM, "sweep", "status"}
     names = dict.fromkeys([*labels.AXES, *SETTINGS, *key_columns(runs)])
     return [name for name in names if name in runs and name not in others]
 

@@ -34,8 +34,8 @@ READ = (
 )
 """Columns of statistics that most readers need; all but speed are left out where no run measured
 them."""
-HARDWARE = ("device", "gpu_name", "gpu_memory_gib", "cpu", "cores")
-"""Columns of the machine that, like settings, a median should not be over several values of."""
+HARDWARE = ("program", "device", "gpu_name", "gpu_memory_gib", "cpu", "cores")
+"""The program and columns of the machine that, like settings, a median should not be over several values of."""
 VARIES = "varies"
 UNSTABLE = 1.5
 """Highest over lowest tokens/s of a setting's runs above which its median represents none of them and it is not ranked.

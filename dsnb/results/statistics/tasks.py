@@ -1,8 +1,9 @@
 """Tasks: what must be trained, whatever trains it. Runs of different tasks are never compared.
 
-A task is a model, a sequence length, the data, and whether all weights or LoRA adapters are
-trained. Everything else is a way to do it: how it is shared among GPUs, precision, batch sizes,
-recomputation, the GPU itself. Runs on an unknown number of GPUs are a task of their own: neither
+A task is a model, a sequence length, the data, whether all weights or LoRA adapters are trained, and
+the program that trains. Everything else is a way to do it: how it is shared among GPUs, precision,
+batch sizes, recomputation, the GPU itself. Another program's loop does other work besides, so its
+speed says nothing about a setting of dsnb's loop. Runs on an unknown number of GPUs are a task of their own: neither
 their tokens/s nor those per GPU can be compared with others.
 """
 
@@ -14,17 +15,19 @@ import pandas as pd
 from dsnb.base.formulas import planning
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.results.runs import labels
-from dsnb.results.runs.table import numbers
+from dsnb.results.runs.table import loops, numbers, with_program
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.programs import DSNB
 
 TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
-TASK = ("model", "seq_len", "data", TRAINED)
+PROGRAM = "program"
+TASK = ("model", "seq_len", "data", TRAINED, PROGRAM)
 """The columns that make a task."""
 UNKNOWN = labels.text(None)
 _HAS_GPUS = "has_gpus"
 """Whether the number of GPUs is known."""
-_USUAL = {"data": "synthetic", TRAINED: "all weights"}
+_USUAL = {"data": "synthetic", TRAINED: "all weights", PROGRAM: DSNB}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     >>> [(task.title, len(task.runs)) for task in tasks(runs)]
     [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
     """
-    keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
+    columns = with_trained(with_program(runs)).reindex(columns=list(TASK))
+    keys = labels.texts(columns.assign(program=loops(columns)))
+    if keys[PROGRAM].nunique() == 1:  # nothing to tell apart
+        keys[PROGRAM] = DSNB
     is_unknown = (keys == UNKNOWN).any() & (keys.nunique() > 1)
     unknown = [name for name in TASK if is_unknown[name]]
     keys[_HAS_GPUS] = runs.get("gpus", pd.Series(0, runs.index)).notna()

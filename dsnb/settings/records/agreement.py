@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
 
+from dsnb.settings import programs
 from dsnb.settings.records.paths import RunPaths
 
 TOLERANCE = 0.01
@@ -99,7 +100,9 @@ def _speeds(
     mean_s = _number(summary.get("step_time_mean_s"))
     gpus = _number(settings.get("gpus"))
     by_gpus = gpus * _number(summary.get("tokens_per_s_per_gpu"))
-    by_settings = _tokens_per_step(settings) / mean_s
+    by_settings = math.nan
+    if programs.is_own(settings):  # others pad or pack sequences
+        by_settings = _tokens_per_step(settings) / mean_s
     stated = f"tokens_per_s in {_RESULT}"
     yield from _differing(stated, rate, f"its tokens_per_s_per_gpu on {gpus:g} GPUs", by_gpus)
     yield from _differing(stated, rate, f"its step time and the batch in {_SETTINGS}", by_settings)

@@ -68,7 +68,7 @@ class RunRecord:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The settings of the run, with defaults for those that its record lacks."""
+        """The settings of the run (`Experiment.recorded`)."""
         return Experiment.recorded(self.settings)
 
     @cached_property
@@ -82,15 +82,17 @@ class RunRecord:
         return self.paths.bandwidth_plan.exists()
 
     @property
-    def expected_steps(self) -> int:
-        """Timed steps that the settings ask for."""
+    def expected_steps(self) -> int | None:
+        """Timed steps that the settings ask for; None for a script that is recorded until it ends."""
         if self.is_bandwidth_test:
             return 0
         return self.experiment.steps
 
     @property
     def has_all_steps(self) -> bool:
-        """Whether every timed step is recorded."""
+        """Whether every timed step is recorded; any, if their number was open."""
+        if self.expected_steps is None:
+            return len(self.timed_steps) > 0
         return len(self.timed_steps) == self.expected_steps
 
     @property

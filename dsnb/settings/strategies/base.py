@@ -197,6 +197,10 @@ class Strategy:
         """Return the settings that `recommend` compares, the simplest first."""
         return [{"strategy": self.name}]
 
+    def has(self, name: str) -> bool:
+        """Return whether the strategy has a setting, as far as that depends on the strategy."""
+        return name in self.settings or name not in USED_BY
+
     def lacks(self, name: str, s: Any) -> str:
         """Return why a setting does not apply, from "but" to the end of a sentence; empty if it does."""
         if name == "zero_stage" and not self.has_zero_stages:
@@ -209,7 +213,7 @@ class Strategy:
             if s.zero_stage not in stages:
                 allowed = " or ".join(map(str, stages))
                 return f"zero_stage is {s.zero_stage}: {why}; use zero_stage {allowed}"
-        if name in self.settings or name not in USED_BY:
+        if self.has(name):
             return ""
         return f"strategy is '{self.name}'{USED_BY[name]}"
 

@@ -54,7 +54,9 @@ class DeepSpeed(Strategy):
         return tuple(self.label_of(stage) for stage in ZERO_STAGES)
 
     def short(self, s: Any) -> str:
-        """Return "zs2"."""
+        """Return "zs2"; the engine's name if the stage is unknown."""
+        if s.zero_stage is None:
+            return self.name
         return f"zs{s.zero_stage}"
 
     def candidates(self) -> list[dict[str, Any]]:
