@@ -105,9 +105,9 @@ def with_program(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def loops(runs: pd.DataFrame) -> pd.Series:
-    """Return the program of each run without its version; missing where it is unknown."""
-    names = runs.get("program", pd.Series(index=runs.index, dtype=object)).astype(object)
-    return names.map(programs.loop, na_action="ignore")
+    """Return the program of each run without its version; dsnb's where there is none."""
+    names = with_program(runs).get("program", pd.Series(index=runs.index, dtype=object))
+    return names.astype(object).fillna(programs.DSNB).map(programs.loop)
 
 
 def numbers(runs: pd.DataFrame, name: str) -> pd.Series:

@@ -15,9 +15,9 @@ import pandas as pd
 from dsnb.base.formulas import planning
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.results.runs import labels
-from dsnb.results.runs.table import loops, numbers, with_program
+from dsnb.results.runs.table import loops, numbers
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.programs import DSNB
+from dsnb.settings.programs import DSNB, PUBLISHED
 
 TRAINED = "trained"
 """Derived column: what is trained, `all weights` or `LoRA adapters`."""
@@ -73,16 +73,20 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
     >>> [(task.title, len(task.runs)) for task in tasks(runs)]
     [('gpt2, sequence 128', 2), ('opt-125m, sequence 512', 1)]
     """
-    columns = with_trained(with_program(runs)).reindex(columns=list(TASK))
-    keys = labels.texts(columns.assign(program=loops(columns)))
-    if keys[PROGRAM].nunique() == 1:  # nothing to tell apart
-        keys[PROGRAM] = DSNB
+    keys = labels.texts(with_trained(runs).reindex(columns=list(TASK)))
+    keys[PROGRAM] = loops(runs)
     is_unknown = (keys == UNKNOWN).any() & (keys.nunique() > 1)
     unknown = [name for name in TASK if is_unknown[name]]
+    says_program = keys[PROGRAM].nunique() > 1
+    source = runs.get("source", pd.Series("", runs.index)).astype(str)
+    is_published = source.str.startswith(PUBLISHED)  # its name says so
     keys[_HAS_GPUS] = runs.get("gpus", pd.Series(0, runs.index)).notna()
     parts = []
     for _, part in keys.reset_index(drop=True).groupby([*TASK, _HAS_GPUS], sort=False):
-        model, *rest = _names(part.iloc[0], unknown)
+        key = part.iloc[0].copy()
+        if not says_program or is_published.iloc[part.index].all():
+            key[PROGRAM] = DSNB
+        model, *rest = _names(key, unknown)
         known = [name for name in rest if name]
         task = Task(
             title=", ".join(filter(None, [model, *rest])),

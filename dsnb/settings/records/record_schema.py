@@ -51,17 +51,11 @@ _FORMS = {name: TypeAdapter(record_of(fields)) for name, fields in FILES.items()
 
 
 def cleaned(name: str, record: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return a file's record without missing and invalid values, and a sentence about the first invalid one.
-
-    A setting with such a value is None: it is unknown, and a default in its place would be wrong.
-    """
+    """Return a file's record without missing and invalid values, and a sentence about the first invalid one."""
     record = current(name, record)
     wrong, problem = wrong_values(name, record)
     content = _without(record, wrong)
-    if name == _SETTINGS:
-        unknown = dict.fromkeys(key for key in record if key in SETTING_COLUMNS)
-        content = with_former_defaults({**unknown, **content})
-    return content, problem
+    return with_former_defaults(content) if name == _SETTINGS else content, problem
 
 
 def current(name: str, record: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,9 @@ class RunRecord:
     @cached_property
     def experiment(self) -> Experiment:
         """The settings of the run (`Experiment.recorded`)."""
-        return Experiment.recorded(self.settings)
+        written = self.as_written[self.paths.experiment.name]
+        unknown = [name for name in DEFAULTS if name in written and written[name] is None]
+        return Experiment.recorded({**self.settings, **dict.fromkeys(unknown)})
 
     @cached_property
     def timed_steps(self) -> list[dict[str, Any]]:
