@@ -4,9 +4,11 @@ from math import nan
 from statistics import fmean, median
 from typing import Any
 
+from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.kernel_needs import needed_s
+from dsnb.settings import programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.advice import NOTES
 from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
@@ -69,7 +71,10 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
 def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
     times_s = list(_times_s(timed).values())
     skipped = _skipped(timed)
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    rate = None
+    tokens = _tokens_per_step(experiment, timed)
+    if tokens is not None:
+        rate = metrics.tokens_per_s(tokens, times_s)
     per_gpu = trained = mean_s = median_s = slow_steps = None
     if times_s:
         mean_s = fmean(times_s)
@@ -89,6 +94,18 @@ def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
         "slow_steps": slow_steps,
         "timed_steps": len(times_s),
     }
+
+
+def _tokens_per_step(experiment: Experiment, timed: Rows) -> float | None:
+    """Return the mean tokens of a step: as the steps say, since batches may be padded, or by the settings."""
+    tokens = [step.get("tokens") for step in timed if "step_time_s" in step]
+    known = [count for count in tokens if count is not None]
+    if known and len(known) == len(tokens):
+        return fmean(known)
+    try:
+        return experiment.tokens_per_step
+    except SettingsError:  # a setting is unknown
+        return None
 
 
 def _times_s(timed: Rows) -> dict[int, float]:
@@ -157,8 +174,10 @@ def _losses(record: RunRecord, steps: Rows) -> dict[str, float | None]:
     Ranks average them when a run ends; the engine of a pipeline averages them in each step.
     """
     experiment = record.experiment
-    in_each_step = experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
-    if not steps or not (record.worker or in_each_step):
+    are_means = record.worker or experiment.gpus == 1
+    if not are_means and programs.is_own(record.settings):
+        are_means = experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
+    if not steps or not are_means:
         return {"loss_first": None, "loss_last": None}
     return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
 
