@@ -18,7 +18,7 @@ from deepspeed.runtime.chunked_cross_entropy import chunked_cross_entropy
 from torch.nn import functional as F
 
 from dsnb.base.system import hardware
-from dsnb.measure.train.meter import Clock
+from dsnb.measure.record.clock import Clock
 from dsnb.models.loss import differentiate, sum_of_losses
 
 PADDED = 64

@@ -26,8 +26,8 @@ import pandas as pd
 import torch
 
 from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.measure.record.clock import Clock
 from dsnb.measure.train.launches import launch_us
-from dsnb.measure.train.meter import Clock
 from dsnb.measure.train.worker import make_trainer, set_up
 from dsnb.prediction.step_time import DEFAULT, HOST_CONSTANTS, HOST_COUNTS
 from dsnb.prediction.work import work

@@ -30,20 +30,32 @@ from benchmarks.trainers import (
     Run,
     first_and_mean,
     make_rank,
+    recommended,
     training_of,
 )
 from dsnb.base.formulas import metrics
 from dsnb.base.system.hardware import GIB
 from dsnb.measure.train.data import SYNTHETIC_STEPS, batches
+from dsnb.models.adapt import adapt
 from dsnb.models.build import init_weights, model_config
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
+WITHOUT_WAITS: dict[str, Any] = {
+    "logging_nan_inf_filter": False,  # reads each micro-batch's loss
+    "accelerator_config": {"non_blocking": True},  # copies batches beside the computation
+    "dataloader_pin_memory": True,
+    "optim": "adamw_torch_fused",
+    "ddp_find_unused_parameters": False,
+}
+"""Arguments with which the Trainer does not wait for the GPU within a step."""
 TRAINER_OPTIONS: dict[str, dict[str, Any]] = {
     "trainer": {},
     "compile": {"torch_compile": True},
     "liger": {"use_liger_kernel": True},
     "liger_compile": {"use_liger_kernel": True, "torch_compile": True},
+    "written": {**WITHOUT_WAITS, "torch_compile": True},
+    "adapt": WITHOUT_WAITS,
 }
 AUTO = "auto"
 ZERO: dict[str, dict[str, Any]] = {
@@ -200,6 +212,9 @@ def with_trainer(run: Run) -> Record:
         **options,
     )
     model = build_model(experiment, arguments.device)
+    if run.way == "adapt":
+        model = adapt(model, recommended(run.task.model))
+        print(model.dsnb_applied)
     window = Window(run, experiment.tokens_per_step)
     ids = torch.cat(micro_batches(experiment, model.config.vocab_size))
     trainer = Trainer(

@@ -54,6 +54,8 @@ REPEATS = 3
 
 WAYS = {
     "dsnb": "dsnb's recommendation",
+    "adapt": "Trainer, `dsnb.adapt`",
+    "written": "Trainer, dsnb's arguments alone",
     "gpt2_loop": "a loop of plain torch, compiled",
     "trainer": "Trainer",
     "compile": "Trainer, `torch_compile`",
@@ -64,10 +66,11 @@ WAYS = {
     "zero3": "Trainer, DeepSpeed ZeRO 3, `auto`",
 }
 """Ways in the order of the tables."""
-FIRST = ("trainer", "compile", "liger", "zero2", "gpt2_loop", "dsnb")
+FIRST = ("trainer", "compile", "liger", "zero2", "gpt2_loop", "dsnb", "adapt", "written")
 LATER = ("liger_compile", "zero1", "zero3")
-FOR_ANY = ("trainer", "compile", "liger", "zero2", "dsnb", *LATER)
-FOR_GPT2 = ("trainer", "compile", "zero2", "gpt2_loop", "dsnb", "zero1", "zero3")
+ADAPTED = ("adapt", "written")
+FOR_ANY = ("trainer", "compile", "liger", "zero2", "dsnb", *ADAPTED, *LATER)
+FOR_GPT2 = ("trainer", "compile", "zero2", "gpt2_loop", "dsnb", *ADAPTED, "zero1", "zero3")
 """Liger has no kernels for GPT-2."""
 SHARDED = ("zero2", "zero3", "dsnb")
 """Ways that fit 8 billion parameters on four GPUs of 80 GB."""

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from dsnb.base.errors import DsnbError as DsnbError
     from dsnb.base.errors import SettingsError as SettingsError
     from dsnb.measure.launcher.run import launch as launch
+    from dsnb.measure.record.callback import TrainerCallback as TrainerCallback
+    from dsnb.measure.record.recorder import record as record
     from dsnb.measure.sweep.params import load_sweep as load_sweep
     from dsnb.measure.sweep.run import run_sweep as run_sweep
+    from dsnb.models.adapt import adapt as adapt
     from dsnb.prediction.predict import predict as predict
     from dsnb.results.literature.tables import published as published
     from dsnb.results.runs.load import load_runs as load_runs
@@ -34,6 +37,8 @@ _HOME = {
     "DsnbError": "base.errors",
     "Experiment": "settings.experiment",
     "SettingsError": "base.errors",
+    "TrainerCallback": "measure.record.callback",
+    "adapt": "models.adapt",
     "check_parameters": "settings.parameters",
     "compare": "results.statistics.comparisons",
     "design": "show.form.design",
@@ -47,6 +52,7 @@ _HOME = {
     "published": "results.literature.tables",
     "rampup": "results.statistics.rampup",
     "recommend": "show.form.recommend",
+    "record": "measure.record.recorder",
     "run_sweep": "measure.sweep.run",
     "summarize": "results.statistics.summary",
     "write_report": "show.report",

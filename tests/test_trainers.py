@@ -56,11 +56,9 @@ def test_kinds_of_gpus_are_not_mixed():
 
 def test_the_most_important_runs_come_first():
     labels = [run.label for run in trainers.planned(["olmo2-1b", "gpt2"], "cuda")]
-    assert labels[:6] == [
-        *(f"olmo2-1b/{way}/1" for way in ("trainer", "compile", "liger", "zero2", "dsnb")),
-        "gpt2/trainer/1",
-    ]
-    assert len(set(labels)) == len(labels) == trainers.REPEATS * (8 + 7)
+    first = ("trainer", "compile", "liger", "zero2", "dsnb", "adapt", "written")
+    assert labels[:8] == [*(f"olmo2-1b/{way}/1" for way in first), "gpt2/trainer/1"]
+    assert len(set(labels)) == len(labels) == trainers.REPEATS * (10 + 9)
     assert [label for label in labels if label.startswith("gpt2/liger")] == []
     assert labels.index("gpt2/zero3/1") < labels.index("olmo2-1b/trainer/2")
 

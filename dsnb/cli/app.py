@@ -16,6 +16,7 @@ from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.base.files import plain_text
 from dsnb.base.system import signals
 from dsnb.cli import predict, probe, sweep
+from dsnb.cli.check import check as check_speed
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
 from dsnb.cli.sweep import Set, option, parse_overrides
@@ -178,6 +179,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     doctor: "dsnb doctor",
     predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
+    check_speed: "dsnb check llama-3.1-8b --gpu H100 --gpus 8 --tokens-per-s 41000",
     probe.probe: "dsnb probe --output probe.json",
     sweep.sweep: "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     summary: "dsnb summary outputs/quickstart",

@@ -46,6 +46,7 @@ _MATH = {"aten::_scaled_dot_product_attention_math", "aten::_safe_softmax", "ate
 
 def mask_beyond_causal(
     *,
+    q_length: int,
     kv_length: int,
     allow_is_causal_skip: bool = False,
     local_size: int | None = None,
@@ -53,13 +54,19 @@ def mask_beyond_causal(
 ) -> Tensor | None:
     """Return the mask that a model asks for, or None if it is that of causal attention, for transformers.
 
-    `allow_is_causal_skip` says that only a window, `local_size`, may be added to causality.
+    `allow_is_causal_skip` says that only a window, `local_size`, may be added to causality. With
+    fewer queries than keys, as in generation with a cache, transformers decides.
     """
     sees_all = local_size is None or local_size >= kv_length
-    if allow_is_causal_skip and sees_all and asked.get("attention_mask") is None:
+    is_whole = q_length == kv_length and asked.get("attention_mask") is None
+    if allow_is_causal_skip and sees_all and is_whole:
         return None
     return sdpa_mask(
-        kv_length=kv_length, local_size=local_size, allow_is_causal_skip=False, **asked
+        q_length=q_length,
+        kv_length=kv_length,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        **asked,
     )
 
 
@@ -70,8 +77,12 @@ AttentionMaskInterface.register(CAUSAL, mask_beyond_causal)
 @contextmanager
 def whole_sequences() -> Iterator[None]:
     """Let transformers know that no sequences are packed in a row, which a compiler cannot see."""
-    with patch.object(masking_utils, "find_packed_sequence_indices", lambda *_, **__: None):
+    with patch.object(masking_utils, "find_packed_sequence_indices", _none_packed):
         yield
+
+
+def _none_packed(*_: Any, **__: Any) -> None:
+    """Say that no sequences are packed; the same function at each call, or graphs would be compiled again."""
 
 
 def fastest(config: Any, model_class: type) -> str:

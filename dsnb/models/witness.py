@@ -5,14 +5,14 @@ sharded. All other fields of the configuration stay: what a family computes from
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from dsnb.base.formulas import model_shapes
-from dsnb.models.build import model_config
+from dsnb.models.build import model_config, set_dropout
 from dsnb.settings.experiment import Experiment
 
 ALONE: dict[str, Any] = {
@@ -48,9 +48,35 @@ def build(experiment: Experiment, device: torch.device) -> Any:
     """Build the witness of a run's model, the same at each call; raise ValueError if none can be built."""
     alone = experiment.model_copy(update=ALONE)
     config = smallest(alone)
+    return drawn(lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32), device)
+
+
+def build_like(model: Any, device: torch.device) -> Any:
+    """Build the witness of a causal language model of transformers, as its class computes; raise as `build` does.
+
+    Windows are half of its sequences.
+    """
+    windows = [window for _, window in _numbers(model.config, WINDOWS)]
+    config = smallest_of(lambda: _trainable(model.config), 2 * max(windows, default=1), type(model))
+    return drawn(lambda: type(model)(config).float(), device)
+
+
+def _trainable(config: Any) -> Any:
+    """Return a configuration for exact training: not quantized, without dropout and cache, with eager attention."""
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.use_cache = False
+    set_dropout(config, 0.0)
+    config._attn_implementation = "eager"
+    return config
+
+
+def drawn(make: Callable[[], Any], device: torch.device) -> Any:
+    """Make a witness with random weights, the same at each call."""
     torch.manual_seed(0)
     with device:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = make()
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(NOISE * torch.randn_like(weight))
@@ -59,12 +85,19 @@ def build(experiment: Experiment, device: torch.device) -> Any:
 
 def smallest(experiment: Experiment) -> Any:
     """Return the configuration of a witness; raise ValueError if models of that kind cannot be small."""
+    return smallest_of(
+        lambda: model_config(experiment), experiment.seq_len, AutoModelForCausalLM.from_config
+    )
+
+
+def smallest_of(read: Callable[[], Any], seq_len: int, make: Callable[[Any], Any]) -> Any:
+    """Return a small configuration from which `make` can make a model; raise ValueError if there is none."""
     why = ""
     for is_narrow in (True, False):
         try:
-            config = reduced(model_config(experiment), experiment.seq_len, is_narrow)
+            config = reduced(read(), seq_len, is_narrow)
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
+                model = make(config)
         except (
             Exception
         ) as error:  # transformers raises many kinds for sizes that do not fit together

@@ -15,7 +15,7 @@ transformers = lazy.Module("transformers")
 build, compiling, model_loss, logits, parts = (
     lazy.Module(f"dsnb.models.{name}") for name in ("build", "compile", "loss", "logits", "parts")
 )
-failure = lazy.Module("dsnb.measure.train.failure")
+failure = lazy.Module("dsnb.measure.record.failure")
 
 TOKENS, WIDTH, VOCAB = 150, 32, 1003  # three chunks; a width that is padded
 SCALE = 2.0**13

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
+from dsnb.base.system import own_memory
 from dsnb.measure.train import (
     data,
     engine,
@@ -517,11 +518,11 @@ def builder(run):
 def eater(run):
     """Take memory while building and less of it while training; leave the peaks before and after."""
     device = worker.set_up(Experiment.read(run.experiment))
-    over_ranks.reset_host_peak()
+    own_memory.reset_peak()
     before = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     building = b"\1" * (600 * 2**20)
     del building
-    over_ranks.reset_host_peak()
+    own_memory.reset_peak()
     training = b"\1" * ((100 + 100 * worker.rank()) * 2**20)
     after = over_ranks.peaks_of_ranks({"peak_allocated_gib": 1.0 + worker.rank()}, device)
     assert training

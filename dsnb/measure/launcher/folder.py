@@ -68,11 +68,7 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
     `planned` has the values that the sweep chose for the run (`PLANNED`), and the digests of its
     input files.
     """
-    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
-    of_command = (run.deepspeed_auto, run.accelerate, run.deepspeed_accelerate, run.hosts)
-    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace, run.observed)
-    for path in (*of_launch, *of_command, *of_ranks):
-        path.unlink(missing_ok=True)
+    clear(run)
     record = {
         **experiment.model_dump(),
         "name": experiment.name,
@@ -84,6 +80,16 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
     if experiment.command:
         record["program"] = OTHER_PROGRAM
     json_files.write_json(run.experiment, record)
+
+
+def clear(run: RunPaths) -> None:
+    """Remove what an earlier launch has left in a run's folder."""
+    of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
+    of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
+    of_command = (run.deepspeed_auto, run.accelerate, run.deepspeed_accelerate, run.hosts)
+    of_script = (run.observed, run.model)
+    for path in (*of_launch, *of_ranks, *of_command, *of_script):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import time
 import torch
 from torch import nn
 
-from dsnb.measure.train.meter import Clock
+from dsnb.measure.record.clock import Clock
 
 LAYERS, WIDTH = 8, 64
 OPERATIONS = 15 * LAYERS

@@ -20,7 +20,8 @@ from dsnb.base.files import json_files
 from dsnb.base.files.appender import Appender
 from dsnb.base.system import hardware, launch_clock
 from dsnb.base.system.hardware import GIB
-from dsnb.measure.train.failure import Position
+from dsnb.measure.record.clock import Clock
+from dsnb.measure.record.failure import Position
 
 MAX_PARTS = 8
 """Maximum backward passes of a step whose ends are marked: each mark takes the host some
@@ -36,47 +37,6 @@ MIN_SPAN_S = 0.3
 is an estimate."""
 Reading = tuple[float, float]
 """Time of an update of the counter, on the monotonic clock in seconds, and its value in joules."""
-
-
-class Clock:
-    """Marks points in the work of a device, numbered from 0.
-
-    A GPU works through a queue that the host fills: marks are events in the current stream, timed
-    by the GPU. A CPU executes work as it is called, so its marks are readings of the monotonic
-    clock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.has_queue = device.type == "cuda"
-        self._events: list[Any] = []
-        self._host_s: list[float] = []
-
-    def mark(self) -> int:
-        """Mark the end of the work queued so far and return the number of the mark."""
-        if self.has_queue:
-            self._events.append(torch.cuda.Event(enable_timing=True))
-            self._events[-1].record()
-        self._host_s.append(time.perf_counter())
-        return len(self._host_s) - 1
-
-    def passed(self, mark: int) -> bool:
-        """Return, without waiting, whether the work before the mark is done."""
-        return not self.has_queue or bool(self._events[mark].query())
-
-    def seconds(self, first: int, second: int) -> float:
-        """Return the seconds between two marks that have passed."""
-        if self.has_queue:
-            return float(self._events[first].elapsed_time(self._events[second])) / 1e3
-        return self.host_s(first, second)
-
-    def host_s(self, first: int, second: int) -> float:
-        """Return the seconds on the host's clock between two calls of `mark`."""
-        return self._host_s[second] - self._host_s[first]
-
-    def synchronize(self) -> None:
-        """Wait until all work queued so far is done; never called inside the timed region."""
-        if self.has_queue:
-            torch.cuda.synchronize()
 
 
 def cpu_bound(clock: Clock, marks: Sequence[int], last: int) -> float:

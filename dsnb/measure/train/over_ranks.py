@@ -16,23 +16,20 @@ native half precision the fp32 master weights, since the half-precision copies m
 training proceeds.
 """
 
-import contextlib
 import math
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
 
-from dsnb.base.system.hardware import GIB
+from dsnb.base.system import own_memory
+from dsnb.measure.record.skew import compare
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
-_PROCESS = Path("/proc/self")
 SAMPLED = 4096
 """Number of weights compared per tensor, evenly spaced; they are kept in host memory."""
 ROUNDING = 2e-7
@@ -47,35 +44,19 @@ MASTERS = (
 """Attributes in which the optimizers of DeepSpeed 0.19.8 keep the weights that they update."""
 
 
-def reset_host_peak() -> None:
-    """Reset the peak memory of this process, if the system allows it."""
-    with contextlib.suppress(OSError):
-        (_PROCESS / "clear_refs").write_text("5")
-
-
-def _memory_gib(file: str, name: str) -> float:
-    """Return a memory figure of this process in GiB; 0 if the system does not report it."""
-    with contextlib.suppress(OSError):
-        content = (_PROCESS / file).read_text()
-        match = re.search(rf"^{name}:\s+(\d+) kB", content, re.MULTILINE)
-        if match:
-            return int(match[1]) * 1024 / GIB
-    return 0.0
-
-
 def peaks_of_ranks(gpu_gib: dict[str, float], device: torch.device) -> dict[str, float | None]:
     """Combine the peaks of all ranks; `gpu_gib` has the same names on every rank, and is empty on a CPU.
 
     `gpu_gib` and `rank_host_memory_gib` are maxima over ranks. `host_memory_gib` is the sum over
     the ranks of the fullest host: an upper bound, since the peaks of ranks need not coincide.
     """
-    peak = _memory_gib("status", "VmHWM")  # since `reset_host_peak`
+    peak = own_memory.gib("status", "VmHWM")  # since `reset_host_peak`
     # Forked ranks share what the fork server has imported. `Pss` divides each shared page by its
     # number of processes.
     shared = 0.0
-    proportional = _memory_gib("smaps_rollup", "Pss")
+    proportional = own_memory.gib("smaps_rollup", "Pss")
     if proportional:
-        shared = max(0.0, _memory_gib("smaps_rollup", "Rss") - proportional)
+        shared = max(0.0, own_memory.gib("smaps_rollup", "Rss") - proportional)
     host = float(os.environ.get("GROUP_RANK", "0"))
     ranks = _of_ranks([host, peak, max(0.0, peak - shared), *gpu_gib.values()], device)
     by_host: dict[float, float] = defaultdict(float)
@@ -106,19 +87,6 @@ def skew_of_ranks(
         "rank_step_s": steps["means_s"],
         "rank_forward_s": forwards["means_s"],
         "slowest_rank": slowest,
-    }
-
-
-def compare(times_s: torch.Tensor) -> dict[str, Any]:
-    """Compare times of shape (ranks, steps); every figure is None for a single rank or without steps."""
-    if len(times_s) < 2 or not times_s.numel():
-        return {"skew": None, "means_s": None, "slowest": None}
-    ratios = times_s.amax(dim=0) / times_s.quantile(0.5, dim=0)
-    means = times_s.mean(dim=1)
-    return {
-        "skew": float(ratios.quantile(0.5) - 1),
-        "means_s": means.tolist(),
-        "slowest": int(means.argmax()),
     }
 
 

@@ -25,9 +25,9 @@ from torch import nn
 from dsnb.base.files import json_files
 from dsnb.base.formulas import metrics
 from dsnb.base.system import launch_clock
-from dsnb.measure.train.failure import Position, one_line
+from dsnb.measure.record.clock import Clock
+from dsnb.measure.record.failure import Position, one_line
 from dsnb.measure.train.launches import launch_us
-from dsnb.measure.train.meter import Clock
 from dsnb.measure.train.worker import rank, run_rank, set_up, versions
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths

@@ -24,8 +24,8 @@ from torch import profiler
 
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
-from dsnb.measure.train.failure import one_line
-from dsnb.measure.train.meter import Clock
+from dsnb.measure.record.clock import Clock
+from dsnb.measure.record.failure import one_line
 from dsnb.measure.train.trainer import Trainer, no_section
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.paths import RunPaths

@@ -23,11 +23,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from torch.distributed.rendezvous import register_rendezvous_handler
 
 from dsnb.base.files import json_files
-from dsnb.base.system import launch_clock
+from dsnb.base.system import launch_clock, own_memory
 from dsnb.base.system.hardware import GIB, POWER_COUNTER
-from dsnb.measure.train import failure, over_ranks, profiling
+from dsnb.measure.record import failure
+from dsnb.measure.record.failure import Position
+from dsnb.measure.train import over_ranks, profiling
 from dsnb.measure.train.data import Batches, batches
-from dsnb.measure.train.failure import Position
 from dsnb.measure.train.launches import launch_us
 from dsnb.measure.train.meter import Meter, open_gpu
 from dsnb.measure.train.proving import proved
@@ -136,7 +137,7 @@ def train_steps(
     device = meter.losses.device
     watch = over_ranks.WeightWatch(trainer.optimizer)
     kernel = KernelWatch(flex=trainer.config._attn_implementation == FLEX_NAME)
-    over_ranks.reset_host_peak()
+    own_memory.reset_peak()
     compiled, losses = run_steps(experiment, trainer, data, meter, position, kernel)
     updates = experiment.warmup_steps + experiment.steps - meter.skipped_steps
     is_compiled = experiment.compile != "off"

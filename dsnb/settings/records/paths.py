@@ -64,6 +64,11 @@ class RunPaths:
     worker = File(
         "worker.json", "Measurements of rank 0 and its engine; only of a run that reached its end."
     )
+    observed = File(
+        "observed.json",
+        "The program and the settings that a recorded script showed, not those that were stated.",
+    )
+    model = File("model.json", "The configuration of a recorded script's model.")
     profile = File(
         "profile.json",
         "Times of the parts of a step, with `profile: true`; rewritten after each part.",

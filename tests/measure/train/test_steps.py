@@ -153,9 +153,11 @@ def test_what_a_rank_reports_of_its_steps(small, fakes, monkeypatch):
         "skew_of_ranks": lambda times, forwards, device: {"skew": (times, forwards)},
         "sum_of_ranks": lambda value, device: ("sum", value),
         "max_of_ranks": lambda value, device: ("max", value),
-        "reset_host_peak": lambda: asked.setdefault("reset", True),
     }.items():
         monkeypatch.setattr(f"dsnb.measure.train.over_ranks.{name}", value)
+    monkeypatch.setattr(
+        "dsnb.base.system.own_memory.reset_peak", lambda: asked.setdefault("reset", True)
+    )
     found = worker.train_steps(
         small(warmup_steps=2, steps=2), fakes.trainer, None, fakes.meter, fakes.position
     )

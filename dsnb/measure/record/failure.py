@@ -52,6 +52,24 @@ class Position:
         torch._C._cuda_attach_out_of_memory_observer(observe)  # type: ignore[attr-defined]
 
 
+PARTS = {
+    "torch.optim": "optimizer",
+    "torch.autograd": "backward",
+    "torch.nn.modules.module": "forward",
+}
+"""Modules of torch -> the part of a step that they run."""
+
+
+def part_of_step(error: BaseException) -> str | None:
+    """Return the part of a step in which an error was raised, by the functions that it passed; None if unknown."""
+    for frame in frames(error):
+        module = str(frame.f_globals.get("__name__"))
+        for name, part in PARTS.items():
+            if module.startswith(name):
+                return part
+    return None
+
+
 def record(run: RunPaths, rank: int, position: Position, error: Exception) -> None:
     """Append the cause of this rank's failure to the run's failures."""
     row: dict[str, Any] = {
@@ -79,15 +97,15 @@ def _is_in_communication(error: Exception) -> bool:
     """
     if isinstance(error, torch.distributed.DistError) or GLOO_TRANSPORT in str(error):
         return True
-    modules = (frame.f_globals.get("__name__") for frame in _frames(error))
+    modules = (frame.f_globals.get("__name__") for frame in frames(error))
     return isinstance(error, RuntimeError) and COLLECTIVES in modules
 
 
 def _is_in_loss(error: Exception) -> bool:
-    return any(frame.f_code.co_name in LOSS_FUNCTIONS for frame in _frames(error))
+    return any(frame.f_code.co_name in LOSS_FUNCTIONS for frame in frames(error))
 
 
-def _frames(error: Exception) -> Iterator[FrameType]:
+def frames(error: BaseException) -> Iterator[FrameType]:
     """Yield the frames that an error passed."""
     for frame, _ in walk_tb(error.__traceback__):
         yield frame
