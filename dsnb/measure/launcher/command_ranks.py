@@ -24,10 +24,8 @@ from dsnb.settings import command
 from dsnb.settings.command import Place
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import observed
-from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.paths import RUN_DIR, RunPaths
 
-RUN_DIR = "DSNB_RUN_DIR"
-"""Environment variable with the run folder, into which the recorder of the script writes."""
 LINGER_S = 5.0
 """Time for a script to end by itself once its steps are measured."""
 END_TIMEOUT_S = 30.0

@@ -16,6 +16,8 @@ PROBE = "_probe-bs"
 """Part of the name of a probe: earlier versions searched for the largest micro-batch that fits."""
 MAX_NAME_BYTES = 255
 """Maximum length of a file's name on Linux and macOS."""
+RUN_DIR = "DSNB_RUN_DIR"
+"""Environment variable with the run folder of a script that dsnb has launched."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
@@ -53,10 +55,6 @@ class RunPaths:
         "deepspeed_accelerate.json", "DeepSpeed's configuration that `accelerate.yaml` names."
     )
     hosts = File("hostfile", "The hosts of the run, for a `command` that asked for them.")
-    observed = File(
-        "observed.json",
-        "The program and the settings that a `command` or a recorded script showed.",
-    )
     environment = File("environment.json", "Host, hardware and versions.")
     steps = File("steps.jsonl", "One JSON object per optimizer step.")
     gpu = File("gpu.jsonl", "One JSON object per sample of a GPU.")
