@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.base.files import plain_text
 from dsnb.base.system import signals
-from dsnb.cli import predict, probe, sweep
+from dsnb.cli import import_, predict, probe, sweep
 from dsnb.cli.check import check as check_speed
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
@@ -96,11 +96,14 @@ def summary(
     groups: Annotated[
         bool, option("", "Print groups of nodes and slow nodes instead.", "--groups")
     ] = False,
+    set_: Annotated[
+        list[str] | None, option("KEY=VALUE", "What a log does not say, such as gpus=8.", "--set")
+    ] = None,
 ) -> None:
     """Print medians and spreads of every experiment below a folder."""
     from dsnb.results.runs.load import load_runs, no_runs_message
 
-    runs = load_runs(folder)
+    runs = load_runs(folder, settings=parse_overrides(set_ or []))
     if runs.empty:
         raise SettingsError(no_runs_message(folder))
     if groups:
@@ -184,6 +187,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
     check_speed: "dsnb check llama-3.1-8b --gpu H100 --gpus 8 --tokens-per-s 41000",
     probe.probe: "dsnb probe --output probe.json",
+    import_.import_: "dsnb import ds_config.json --model llama-3.1-8b --output params.yaml",
     sweep.sweep: "dsnb sweep params/quickstart.yaml --set seq_len=256 --dry-run",
     summary: "dsnb summary outputs/quickstart",
     report: "dsnb report outputs/quickstart --output quickstart.html",
@@ -191,7 +195,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
 }
 """The commands in the order of use, each with an example."""
 for command, example in EXAMPLES.items():
-    app.command(epilog=f"Example: {example}")(command)
+    app.command(command.__name__.rstrip("_"), epilog=f"Example: {example}")(command)
 
 
 def usage_problem(error: Any) -> str:

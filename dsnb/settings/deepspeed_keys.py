@@ -12,10 +12,16 @@ from typing import Any
 
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.system import interpreter
+from dsnb.settings import flat_keys
 from dsnb.settings.tables import REFUSALS
 
 NAME = "deepspeed"
 PREFIX = f"{NAME}."
+
+
+def flattened(settings: Mapping[str, Any]) -> Any:
+    """Return the keys of DeepSpeed among settings by their paths (`flat_keys.flattened`)."""
+    return flat_keys.flattened(settings, NAME)
 
 
 def merged(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

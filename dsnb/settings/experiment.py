@@ -238,7 +238,8 @@ class Experiment(Training):
         if not programs.is_own(record):
             known = dict.fromkeys(OF_TRAINING)
         for key, value in settings.items():
-            if key in cls.model_fields:
+            is_unused = value is None and key in SUPERVISION
+            if key in cls.model_fields and not is_unused:
                 known[key] = value
         for name in flat_keys.NAMES:  # keys that are unknown are not set
             if known.get(name, {}) is None:

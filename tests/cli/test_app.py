@@ -19,6 +19,7 @@ from dsnb.results.logs.console import KINDS
 from dsnb.version import __version__
 from tests import ROOT
 from tests.support import made_up
+from tests.support.difficult_logs import LOGS
 from tests.support.notebooks import run_cells
 
 EXAMPLE = ROOT / "outputs" / "examples" / "quickstart"
@@ -169,6 +170,10 @@ def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):
          "no run used a hostfile, so there are no groups of nodes to compare: choose the folder of a sweep that did"),
         (1, ["summary", "none"],
          "'none' is not a folder or a file: choose a folder of outputs, such as outputs/quickstart, or a log"),
+        (1, ["summary", "outputs/examples/quickstart", "--set", "gpu=1"],
+         "unknown setting 'gpu': did you mean 'gpus'?"),
+        (1, ["import", "none.json"], "'none.json' is missing: name a file or a folder"),
+        (1, ["import", "README.md", "--output", "README.md"], "README.md exists: name another file"),
         (2, ["summary", "x", "--format", "xml"], "--format is 'xml': allowed are table, markdown, csv, json"),
         (2, ["predict", "x", "--tokens", "many"], "--tokens is 'many': write a number such as 300e9, 300B or 1.5T"),
         (2, ["sweep", "x", "--repeats", "abc"], "--repeats is no option: write --set repeats=VALUE"),
@@ -178,6 +183,47 @@ def test_summary_in_every_format_and_of_groups(monkeypatch, tmp_path):
 def test_trouble_is_one_line_and_an_exit_code(code, words, message, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert dsnb(monkeypatch, *words) == (code, "", f"error: {message}\n")
+
+
+def test_a_configuration_becomes_a_params_file(monkeypatch, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps(
+            {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "steps_per_print": 9}
+        )
+    )
+    code, out, err = dsnb(monkeypatch, "import", path, "--model", "gpt2", "--set", "precision=fp16")
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "# Imported from ds.json.\n# Left open:\n# * gpus: give the number of GPUs\n"
+    )
+    assert (
+        "defaults:\n  model: gpt2\n  strategy: deepspeed\n  zero_stage: 2\n  precision: fp16\n"
+        in out
+    )
+    params = tmp_path / "params.yaml"
+    code, said, err = dsnb(monkeypatch, "import", path, "-o", params)
+    assert (code, err) == (0, "")
+    lines = said.splitlines()
+    assert lines[:2] == [
+        "strategy: deepspeed  (from the file)",
+        "zero_stage: 2  (from zero_optimization.stage)",
+    ]
+    assert "left open: bf16.enabled: give precision" in lines
+    assert "left out: steps_per_print: its lines read the clock inside the timed steps" in lines
+    assert lines[-1] == f"{params}: check it with `dsnb sweep {params} --dry-run`"
+    assert "zero_stage: 2" in params.read_text()
+
+
+def test_summary_with_what_a_log_does_not_say(monkeypatch, tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text(LOGS["gpus_not_logged"])
+    code, out, err = dsnb(monkeypatch, "summary", path, "--set", "gpus=16")
+    assert (code, err) == (0, "")
+    assert out.startswith("opt-350m, sequence 512, on 16 GPUs\n")
+    code, out, err = dsnb(monkeypatch, "summary", path, "--set", "micro_batch_size=8")
+    assert (code, out) == (1, "")
+    assert f"error: {path} says that micro_batch_size is 4, but 8 is stated" in err
 
 
 def test_folders_that_hold_no_run_or_cannot_be_written(monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.base.errors import SettingsError
-from dsnb.settings import checks, deepspeed_keys, flat_keys
+from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.experiment import SUPERVISION, Experiment, with_current_names
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import RunPaths
@@ -27,7 +27,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         checks.unknown_setting(name, names) for name in settings.keys() - names - keys - {PROGRAM}
     ]
     if keys:
-        settings[deepspeed_keys.NAME] = flat_keys.flattened(settings, deepspeed_keys.NAME)
+        settings[deepspeed_keys.NAME] = deepspeed_keys.flattened(settings)
         settings = {name: value for name, value in settings.items() if name not in keys}
     known = {name: value for name, value in settings.items() if name in names}
     wrong = record_schema.wrong_values(_SETTINGS, known)[1]

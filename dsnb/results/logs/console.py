@@ -17,6 +17,7 @@ from dsnb.results.logs import (  # noqa: F401  (they register readers)
     megatron,
     step_csv,
     step_lines,
+    tables,
     trainer,
 )
 from dsnb.results.logs.reading import MARKS, READERS, LoggedRun
@@ -40,7 +41,8 @@ NEVER = tuple(DECLARED["never_logs"])
 LIKELY = re.compile(r"(?i)\.(?:log|out|err|txt|jsonl|stdout|stderr|[oe]\d{1,12})(?:\.\d{1,6})?$")
 """Names that logs have."""
 _CONSOLE = re.compile(
-    r"DeepSpeed info: version=|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
+    r"step=\d+, skipped=\d+, lr=|time \(ms\) \| (?:fwd|forward): |DeepSpeed info: version="
+    r"|SamplesPerSec=|DeepSpeedEngine configuration|WORLD INFO DICT: "
     r"|elapsed[ _]time[ _]per[ _]iteration|using world size: |iter time \(s\): "
     r"|train_runtime|'loss': |\*{5} Running training|Instantaneous batch size per |Throughput: [\d.]+ samples/sec"
     r"|iteration: \d+ (?:/ \d+ )?\||Training epoch \d+, iteration|train_step_timing in s=|step: +\d.{0,60}loss: "
@@ -53,10 +55,11 @@ _CONSOLE = re.compile(
 )
 """What programs and launchers print; a launcher's line, a command line or a traceback is enough."""
 _STATE = re.compile(r'\s*\{.*"log_history"\s*:', re.DOTALL)
+_RESULTS = re.compile(r'\s*\{[^{}]*"train_runtime"\s*:')
 KINDS = (
     "console logs of DeepSpeed, DeepSpeed-Chat, Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, transformers' Trainer, "
-    "ms-swift, NeMo, nanotron, torchtitan and VeOmni, trainer_state.json, logging.jsonl and trainer_log.jsonl of "
-    "Trainers, and step_log.csv"
+    "ms-swift, NeMo, nanotron, torchtitan and VeOmni, trainer_state.json, all_results.json, logging.jsonl and "
+    "trainer_log.jsonl of Trainers, step_log.csv, and CSV files with dsnb's columns"
 )
 UNSUPPORTED = f"is not a log that dsnb can read: supported are {KINDS}"
 
@@ -67,8 +70,18 @@ def read(path: Path) -> list[LoggedRun]:
     with open_text(path) as file:
         head = file.read(HEAD_CHARACTERS)
     header, _, _ = head.partition("\n")
+    is_json = path.suffix == ".json"
     if set(step_csv.HEADER) <= set(header.strip().split(",")):
         return step_csv.read(path)
+    if tables.is_table(header) and not is_json:
+        return tables.read(path)
+    if is_json and _RESULTS.match(head):
+        return trainer.read_results(path)
+    return _read_log(path, head)
+
+
+def _read_log(path: Path, head: str) -> list[LoggedRun]:
+    """Read a record of a Trainer or a console log."""
     if path.suffix != ".json" and json_lines.is_log(head):
         return json_lines.read(path)
     if _STATE.match(head):

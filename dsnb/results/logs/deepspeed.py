@@ -3,7 +3,15 @@
 import re
 
 from dsnb.results.logs.reading import DERIVED, LoggedRun, Match, not_finite, reads
-from dsnb.results.logs.values import NUMBER, first_group, names, number, positive, value_of
+from dsnb.results.logs.values import (
+    NUMBER,
+    first_group,
+    in_units_of,
+    names,
+    number,
+    positive,
+    value_of,
+)
 
 CONFIG = names("config")
 OFFLOADED = {
@@ -153,6 +161,29 @@ def step(run: LoggedRun, match: Match) -> None:
     if skipped >= before:
         run.scratch["skipped"] = skipped
         run.record(skipped_steps=skipped)
+
+
+@reads(
+    "time (ms) | fwd: ",
+    "time (ms) | forward: ",
+    pattern=rf"\| (?:fwd|forward): {NUMBER} \| (?:bwd|backward): {NUMBER} .{{0,200}}\| step: {NUMBER}",
+)
+def parts(run: LoggedRun, match: Match) -> None:
+    """`time (ms) | fwd: 12.5 | bwd: 30.1 | ... | step: 4.2` of `wall_clock_breakdown`, after every step.
+
+    They are sums over the micro-batches. The first step is left out if there are more.
+    """
+    times_s = [in_units_of(1000)(text) for text in match.groups()]
+    if None in times_s:  # a profiler without the breakdown prints zeros
+        return
+    engine(run)
+    steps = run.scratch.setdefault("parts", [])
+    steps.append(times_s)
+    run.reached = max(run.reached, len(steps))
+    later = steps[1:] or steps
+    means = [sum(times) / len(later) for times in zip(*later, strict=True)]
+    forward, backward, optimizer = means
+    run.record(DERIVED, forward_s=forward, backward_s=backward, optimizer_s=optimizer)
 
 
 @reads("Skipping step", pattern=r"Rank 0[] ]")

@@ -11,6 +11,8 @@ from dsnb.results.logs.trainer import as_text
 from dsnb.results.logs.values import DECLARED, count, number, parse_json, positive, seconds
 
 KEYS = DECLARED["json"]
+RATE_WITH_DIGITS = 0.01
+"""Steps/s from which ms-swift's six decimals are at least four digits."""
 FIRST_LINES = 4
 """Lines that are looked at to recognise a log."""
 
@@ -38,7 +40,6 @@ def _first(entry: Mapping[str, Any], kind: str) -> str:
 def read(path: Path) -> list[LoggedRun]:
     """Read all entries; a line that is cut off is passed over."""
     run = LoggedRun(program="JSON lines", configured=True)
-    before: dict[str, float] = {"step": 0, "tokens": 0.0}
     for entry in _entries(path):
         _program(run, entry)
         place = str(entry.get(_first(entry, "step"), ""))
@@ -49,10 +50,10 @@ def read(path: Path) -> list[LoggedRun]:
         run.set_used(steps=count(planned))
         run.reached = max(run.reached, number_of_step)
         loss = entry.get(_first(entry, "loss"))
-        if "train_runtime" in entry or "log_history" in entry:
+        if trainer.is_final(entry) or "log_history" in entry:
             _final(run, entry)
         elif number_of_step and loss is not None:
-            _add(run, entry, number_of_step, str(loss), before)
+            _add(run, entry, number_of_step, str(loss))
     run.ended |= 0 < run.settings.get("steps", 0) <= run.reached
     return [run]
 
@@ -83,30 +84,36 @@ def _program(run: LoggedRun, entry: Mapping[str, Any]) -> None:
     run.has_pairs |= trainer.PAIRS_KEY in entry or {"accuracy", "reward"} <= entry.keys()
 
 
-def _add(
-    run: LoggedRun, entry: Mapping[str, Any], step: int, loss: str, before: dict[str, float]
-) -> None:
-    """Add a step, with the tokens of each of the steps since the entry before; times are in whole seconds."""
+def _add(run: LoggedRun, entry: Mapping[str, Any], step: int, loss: str) -> None:
+    """Add a step, with the tokens of each of the steps since the entry before."""
     run.health.read(loss, str(entry.get("grad_norm", "")), step)
-    tokens = positive(as_text(entry, "total_tokens")) or before["tokens"]
-    steps = step - before["step"]
-    more = tokens - before["tokens"]
-    of_each = None
-    if more > 0 and steps > 0:
-        of_each = more / steps
-    t_s = seconds(as_text(entry, "elapsed_time"))
-    run.add_step(step, loss=number(loss), t_s=t_s, tokens=of_each)
-    before.update(step=step, tokens=tokens)
+    total = positive(as_text(entry, "total_tokens"))
+    tokens = trainer.tokens_of_each(run, step, total)
+    run.add_step(step, loss=number(loss), t_s=_time(entry, step, total), tokens=tokens)
     run.record(
         peak_reserved_gib=positive(as_text(entry, "memory(GiB)")),
         tokens_per_s=positive(as_text(entry, "throughput")),
     )
 
 
+def _time(entry: Mapping[str, Any], step: int, total: float | None) -> float | None:
+    """Return the time since the start: from a mean rate, which has more digits than the whole seconds beside it."""
+    mean = positive(as_text(entry, "throughput"))
+    if total and mean:
+        return total / mean
+    of_one_s = positive(as_text(entry, "train_speed(s/it)"))
+    if of_one_s:
+        return step * of_one_s
+    rate = positive(as_text(entry, "train_speed(iter/s)"))
+    if rate and rate >= RATE_WITH_DIGITS:
+        return step / rate
+    return seconds(as_text(entry, "elapsed_time"))
+
+
 def _final(run: LoggedRun, entry: Mapping[str, Any]) -> None:
     """Record the last entry: the Trainer's final figures, or ms-swift's summary."""
     run.ended = True
-    if "train_runtime" in entry:
+    if trainer.is_final(entry):
         trainer.record_final(run, trainer.numbers(entry))
     trainer.record_parameters(run, str(entry.get("model_parameter_info", "")))
     history = entry.get("log_history")

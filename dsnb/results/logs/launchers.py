@@ -51,6 +51,18 @@ def command(run: LoggedRun, match: Match) -> None:
         run.scratch["chat"] = True
         off = {name: value for name, value in CHAT_OFF.items() if name not in run.settings}
         run.set_requested(**off)
+    is_packed = run.settings.pop("packed", False)
+    longest = run.settings.pop("longest", None)
+    set_longest(run, longest, is_packed)
+
+
+def set_longest(run: LoggedRun, longest: int | None, is_packed: bool) -> None:
+    """Record the most tokens of a sample: the length of all if samples are packed."""
+    if not longest or "seq_len" in run.settings:
+        return
+    run.settings["seq_len"] = longest
+    if not is_packed:
+        run.longest = longest
 
 
 def _flag(run: LoggedRun, name: str, value: str) -> None:

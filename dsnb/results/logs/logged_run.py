@@ -17,6 +17,9 @@ FIELDS = (
     "step", "t_s", "step_time_s", "step_time_logged_s", "loss", "tokens", "samples", "allocated_gib", "skipped",
     *TFLOPS, *RATES,
 )  # fmt: skip
+PARTS = {"forward_s", "backward_s", "optimizer_s"}
+SUM = "the step time is the sum of its parts by DeepSpeed's wall_clock_breakdown: without loading of data"
+LIMIT = "seq_len is the most that a sample may have: tokens/s do not follow from samples/s"
 PAIRS = "a sample of this log is a pair of sequences: samples/s and tokens/s count both"
 
 
@@ -52,6 +55,7 @@ def row(run: LoggedRun, path: Path, names: dict[str, Any]) -> dict[str, Any]:
         "note": "; ".join(dict.fromkeys(run.notes)) or None,
         "provenance": "; ".join(provenance),
         "run_dir": str(path),
+        **run.columns,
     }
 
 
@@ -146,10 +150,23 @@ def _throughput(run: LoggedRun, table: pd.DataFrame) -> None:
     if "samples_per_s" in have and run.has_pairs:
         run.record(DERIVED, samples_per_s=have["samples_per_s"] * _sequences(run))
         run.notes.append(PAIRS)
-    if have["samples_per_s"] and length and "tokens_per_s" not in have:
+    if run.longest == length and run.longest:
+        _note_limit(run)
+    elif have["samples_per_s"] and length and "tokens_per_s" not in have:
         run.record(DERIVED, tokens_per_s=have["samples_per_s"] * length)
     _step_time(run)
+    if run.first_is_slow and not {"step_time_mean_s", "train_runtime_s"} & have.keys():
+        _over_stamps(run, table)
+    if "step_time_mean_s" not in have and have.keys() >= PARTS:
+        run.record(DERIVED, step_time_mean_s=sum(have[name] for name in PARTS))
+        run.notes.append(SUM)
     _per_gpu(run)
+
+
+def _note_limit(run: LoggedRun) -> None:
+    """Say why tokens/s do not follow from samples/s."""
+    if "tokens_per_s" not in run.figures:
+        run.notes.append(LIMIT)
 
 
 def _per_gpu(run: LoggedRun) -> None:
@@ -214,6 +231,10 @@ def _over_stamps(run: LoggedRun, table: pd.DataFrame) -> None:
     batch = run.settings["global_batch_size"]
     if batch and "step_time_mean_s" in run.figures:
         run.record(DERIVED, samples_per_s=batch * count / time_s)
+    later = table.loc[stamps.index[1:]]
+    tokens = float((later["tokens"] * later["span"]).sum(skipna=False))
+    if tokens > 0 and "tokens_per_s" not in run.figures:
+        run.record(DERIVED, tokens_per_s=tokens / time_s)
 
 
 def _record_steps(run: LoggedRun, time_s: float, count: float) -> None:

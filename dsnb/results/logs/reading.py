@@ -8,7 +8,7 @@ from typing import Any
 
 from dsnb.results.logs.values import DECLARED, NUMBER, PARSERS
 
-LOGGED, DERIVED = PROVENANCES = ("as logged", "derived")
+LOGGED, DERIVED, STATED = PROVENANCES = ("as logged", "derived", "stated")
 END, CONSEQUENCE, CAUSE, SHORTAGE = range(4)
 """How much a line says about why a run failed: that its ranks were ended, how, what ended the
 first, what it lacked."""
@@ -91,7 +91,7 @@ class LoggedRun:
     """Names of the settings that the program printed."""
     figures: Facts = field(default_factory=Facts)
     provenance: dict[str, str] = field(default_factory=dict)
-    """`as logged` or `derived`, for every figure and for derived settings."""
+    """`as logged`, `derived` or `stated`, for every figure and for settings that the log does not say."""
     splits: dict[str, int] = field(default_factory=dict)
     """Ranks that share a sequence: context or sequence parallelism, if the log names it."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -150,6 +150,10 @@ class LoggedRun:
     """Length of the first progress bar of a training whose number of steps is not printed."""
     reached: int = 0
     """Last step that a progress bar or an entry without a loss names."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Further columns of its row, as a table states them."""
+    longest: int = 0
+    """The most tokens that a sample may have, if nothing says that all have as many."""
     scratch: Facts = field(default_factory=Facts)
     """State that readers keep from one line to the next."""
 

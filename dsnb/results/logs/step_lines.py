@@ -32,7 +32,8 @@ def _add(run: LoggedRun, step: int, fields: dict[str, str], **more: float | None
         loss = next((fields[name] for name in LOSSES if name in fields), "")
         norm = fields.get("grad_norm") or fields.get("grad norm", "")
         run.health.read(loss, norm, step)
-    run.record(peak_reserved_gib=values.pop("peak_reserved_gib", None))
+    for name in ("peak_reserved_gib", "peak_allocated_gib"):
+        run.record(**{name: values.pop(name, None)})
     run.add_step(step, **values)
 
 

@@ -41,6 +41,7 @@ _PARAMETERS = re.compile(r"([\d.,]{1,20})M Params(?: \(([\d.,]{1,20})M Trainable
 PAIRS_KEY = "rewards/accuracies"
 """Logged by trainers whose samples are pairs: how often the better sequence of a pair has the
 higher reward."""
+TRAINER = "transformers Trainer"
 OF_TRAINER = SWIFT, FACTORY = "ms-swift", "LLaMA-Factory"
 """Programs that train with transformers' Trainer."""
 MAX_PLAIN = 2**53
@@ -67,7 +68,7 @@ def settings(run: LoggedRun, match: Match) -> None:
 
 def _trainer(run: LoggedRun) -> None:
     if run.program not in OF_TRAINER:
-        run.program = "transformers Trainer"
+        run.program = TRAINER
     run.configured = True
 
 
@@ -165,6 +166,8 @@ def loss(run: LoggedRun, match: Match) -> None:
         run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))
+    if "train_runtime" in texts:
+        run.scratch["bar_t_s"] = positive(texts["train_runtime"])
     _record_loss(run, texts.get("loss", ""), texts.get("grad_norm", ""))
 
 
@@ -187,7 +190,14 @@ def _record_loss(run: LoggedRun, text: str, norm: str) -> None:
 def final(run: LoggedRun, match: Match) -> None:
     """`{'train_runtime': 273.0, 'train_samples_per_second': 3.663, ...}` of every rank: the slowest one counts."""
     pairs = _PAIR.findall(match.string)
-    record_final(run, {name: number(value) for name, value in pairs})
+    values = {name: number(value) for name, value in pairs}
+    if is_final(values):
+        record_final(run, values)
+
+
+def is_final(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry has the final figures; one with a loss has the time since the start."""
+    return "train_runtime" in entry and "loss" not in entry
 
 
 def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:
@@ -210,6 +220,8 @@ def record_final(run: LoggedRun, values: Mapping[str, float | None]) -> None:
             rate = values.get(f"train_{what}_per_second") or 0
             if rate > 0:
                 run.record(**{f"{what}_per_s": rate})
+    # LLaMA-Factory's, without padding
+    run.record(tokens_per_s_per_gpu=values.get("effective_tokens_per_sec"))
 
 
 def record_tokens(run: LoggedRun, tokens: float | None) -> None:
@@ -221,33 +233,49 @@ def record_tokens(run: LoggedRun, tokens: float | None) -> None:
 
 def read_state(path: Path) -> list[LoggedRun]:
     """Read a `trainer_state.json`; raise LogError if it is too large, or no JSON object with a `log_history`."""
-    if path.stat().st_size > MAX_STATE_BYTES:
-        raise LogError(
-            path,
-            "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead",
-        )
-    try:
-        state = parse_json(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        what = "is cut off or damaged JSON: use the console log instead"
-        raise LogError(path, what, line) from error
+    state = _json(path)
     history = None
     if isinstance(state, dict):
         history = state.get("log_history")
     if not isinstance(history, list):
         raise LogError(path, "is not a trainer_state.json: it must have a list 'log_history'")
-    run = LoggedRun(program="transformers Trainer", configured=True)
+    run = LoggedRun(program=TRAINER, configured=True)
     micro_batch_size = count(as_text(state, "train_batch_size"))
     run.set_used(micro_batch_size=micro_batch_size, steps=count(as_text(state, "max_steps")))
     entries = [entry for entry in history if isinstance(entry, dict)]
     _read_losses(run, [entry for entry in entries if "loss" in entry])
     for entry in entries:
         run.has_pairs |= PAIRS_KEY in entry
-        if "train_runtime" in entry:
+        if is_final(entry):
             record_final(run, numbers(entry))
+    run.reached = count(as_text(state, "global_step")) or 0
     record_tokens(run, positive(as_text(state, "num_input_tokens_seen")))
     return [run]
+
+
+def read_results(path: Path) -> list[LoggedRun]:
+    """Read the final figures in a `train_results.json` or `all_results.json`; no runs without any."""
+    results = _json(path)
+    if not isinstance(results, dict) or not is_final(results):
+        return []
+    run = LoggedRun()
+    record_final(run, numbers(results))
+    return [run]
+
+
+def _json(path: Path) -> Any:
+    """Return the content of a record; raise LogError if it is too large or no JSON."""
+    if path.stat().st_size > MAX_STATE_BYTES:
+        raise LogError(
+            path,
+            "is larger than 256 MiB, too large for a trainer_state.json: use the console log instead",
+        )
+    try:
+        return parse_json(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        what = "is cut off or damaged JSON: use the console log instead"
+        raise LogError(path, what, line) from error
 
 
 def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
@@ -255,7 +283,12 @@ def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
     steps: list[Any] = [entry.get("step") for entry in entries]
     losses = [entry["loss"] for entry in entries]
     norms = [entry.get("grad_norm", 0.0) for entry in entries]
-    if {*map(type, steps)} == {int} and {*map(type, losses)} | {*map(type, norms)} == {float}:
+    is_timed = any("train_runtime" in entry for entry in entries[:1])
+    if (
+        not is_timed
+        and {*map(type, steps)} == {int}
+        and {*map(type, losses)} | {*map(type, norms)} == {float}
+    ):
         is_finite = np.isfinite(losses).all() and np.isfinite(norms).all()
         if is_finite and min(steps) > 0 and max(steps) < MAX_PLAIN and (np.diff(steps) > 0).all():
             run.steps = [
@@ -267,13 +300,26 @@ def _read_losses(run: LoggedRun, entries: list[dict[str, Any]]) -> None:
 
 
 def add_entry(run: LoggedRun, entry: Mapping[str, Any]) -> None:
-    """Add the step of an entry of a `log_history`."""
+    """Add the step of an entry of a `log_history`, with the time and the tokens since the start if it has them."""
     step = count(as_text(entry, "step"))
     loss = as_text(entry, "loss")
     value = number(loss)
     run.health.read(loss, as_text(entry, "grad_norm"), step)
     if step is not None and value is not None:
-        run.add_step(step, loss=value)
+        t_s = positive(as_text(entry, "train_runtime"))
+        tokens = tokens_of_each(run, step, positive(as_text(entry, "num_input_tokens_seen")))
+        run.add_step(step, loss=value, t_s=t_s, tokens=tokens)
+
+
+def tokens_of_each(run: LoggedRun, step: int, total: float | None) -> float | None:
+    """Return the tokens of each step since the entry before, from the total of all ranks; None if unknown."""
+    before = run.scratch.setdefault("totals", (0, 0.0))
+    run.scratch["totals"] = (step, total or before[1])
+    steps = step - before[0]
+    tokens = (total or 0.0) - before[1]
+    if steps > 0 and tokens > 0:
+        return tokens / steps
+    return None
 
 
 def numbers(entry: Mapping[str, Any]) -> dict[str, float | None]:

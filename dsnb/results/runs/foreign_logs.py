@@ -1,15 +1,16 @@
 """Runs in logs of other programs, with their rows; unreadable logs and copies of others are left out."""
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsnb.base.errors import DsnbWarning, LogError
-from dsnb.results.logs import checkpoints, console, logged_run
+from dsnb.base.errors import DsnbWarning, LogError, SettingsError
+from dsnb.results.logs import checkpoints, companions, console, logged_run
 from dsnb.results.logs.reading import LoggedRun
-from dsnb.results.runs import copies, names
+from dsnb.results.runs import copies, names, stated
 from dsnb.results.runs.names import displayable
 
 MAX_UNREAD = 8
@@ -17,7 +18,10 @@ MAX_UNREAD = 8
 
 
 def read(
-    logs: list[str], is_one_file: bool, names_unread: bool = False
+    logs: list[str],
+    is_one_file: bool,
+    names_unread: bool = False,
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[dict[str, Any], LoggedRun]]:
     """Yield each run in other programs' logs with its row; unreadable logs and copies are left out of a folder."""
     contents = copies.shared_contents(logs)
@@ -31,6 +35,8 @@ def read(
             if not runs and console.looks_like_log(Path(path)):
                 unread.append(path)
             shown = Path(displayable(path))
+            for run in runs:
+                stated.add(run, settings or {}, path)
             named = zip(runs, names.from_log(path, runs), strict=True)
             made = [(logged_run.row(run, shown, of_run), run) for run, of_run in named]
         original = path
@@ -46,21 +52,60 @@ def read(
 
 
 def _read_all(logs: list[str], is_one_file: bool) -> Iterator[checkpoints.Read]:
-    """Yield the runs of one log after the other, in constant memory but for records, which may be copies of another."""
+    """Yield the runs of one log after the other, in constant memory but for records and the logs beside them."""
     errors = console.error_files(logs)
+    kept, beside = _trainings(logs, errors, is_one_file)
+    for path in logs:
+        found: list[checkpoints.Read] = []
+        if path in kept:
+            found = [(path, kept[path])]
+        elif path in beside:
+            found = beside[path]
+        elif path not in errors.values() and not path.endswith(checkpoints.RECORDS):
+            with _left_out(path, is_one_file):
+                found = _read(path, errors.get(path))
+                _add_companions(found, [other for other in logs if _is_console(other)])
+        yield from found
+
+
+def _trainings(
+    logs: list[str], errors: Mapping[str, str], is_one_file: bool
+) -> tuple[dict[str, list[LoggedRun]], dict[str, list[checkpoints.Read]]]:
+    """Return records of trainings, and the other runs in console logs beside them, each by path."""
     records = {}
     for path in [path for path in logs if path.endswith(checkpoints.RECORDS)]:
         with _left_out(path, is_one_file):
             records[path] = console.read(Path(path))
     kept = dict(checkpoints.without_copies([*records.items()]))
+    found = [(path, runs) for path, runs in kept.items() if runs]
+    homes = {checkpoints.folder(path) for path, _ in found}
+    near = homes | {os.path.dirname(home) for home in homes}
+    beside: dict[str, list[checkpoints.Read]] = {}
     for path in logs:
-        found: list[checkpoints.Read] = []
-        if path in kept:
-            found = [(path, kept[path])]
-        elif path not in errors.values() and not path.endswith(checkpoints.RECORDS):
+        is_console = not path.endswith(checkpoints.RECORDS) and path not in errors.values()
+        if is_console and os.path.dirname(path) in near:
             with _left_out(path, is_one_file):
-                found = _read(path, errors.get(path))
-        yield from found
+                reads = _read(path, errors.get(path))
+                if any(runs for _, runs in reads):
+                    others = checkpoints.without_consoles(found, reads)
+                    beside[path] = [(log, runs) for log, runs in others if runs]
+    _add_companions(found, [path for path, _ in found])
+    return kept, beside
+
+
+def _is_console(path: str) -> bool:
+    return not path.endswith(".json")
+
+
+def _add_companions(found: Sequence[checkpoints.Read], logs: Sequence[str]) -> None:
+    """Add the settings in files beside a training's log: in its checkpoint, or in its folder if it is alone there."""
+    for path, runs in found:
+        home = checkpoints.folder(path)
+        of_home = [other for other in logs if checkpoints.folder(other) == home]
+        for run in runs:
+            companions.add(run, Path(path).parent)
+            if len(of_home) == 1:
+                companions.add(run, Path(home))
 
 
 def _read(path: str, errors: str | None) -> list[checkpoints.Read]:
@@ -79,7 +124,7 @@ def _left_out(path: str, is_one_file: bool) -> Iterator[None]:
     """Warn of an error in a log of a folder, which must not keep the others from being read; raise LogError for one."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, SettingsError):
         raise
     except Exception as error:
         if not isinstance(error, LogError):

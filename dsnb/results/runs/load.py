@@ -7,7 +7,7 @@ never 0. Runs are named by their folders, so renaming the folder of an experimen
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pandas as pd
 from dsnb.base.errors import DsnbWarning, SettingsError
 from dsnb.results.literature import tables
 from dsnb.results.logs import console, logged_run
-from dsnb.results.runs import copies, foreign_logs
+from dsnb.results.runs import copies, foreign_logs, stated
 from dsnb.results.runs.labels import count
 from dsnb.results.runs.names import tell_sweeps_apart
 from dsnb.results.runs.run import Run
@@ -39,7 +39,11 @@ _SLURM = _RUN.slurm.name
 _OF_JOB = {_RUN.job_log.name, _RUN.console.name}
 
 
-def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
+def load_runs(
+    path: str | Path,
+    published: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
     """Load all runs below a folder: dsnb's own, and those in logs of other programs.
 
     Parameters
@@ -48,6 +52,9 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
         A folder of outputs, of a sweep, of an experiment, of one run, of logs, or one log.
     published
         Names of published tables (`dsnb.published`) to append; `path` may then be empty.
+    settings
+        What logs of other programs do not say, such as `{"gpus": 8, "model": "llama-3.1-8b"}`; `provenance` calls
+        it stated.
 
     Returns
     -------
@@ -60,7 +67,7 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     Raises
     ------
     SettingsError
-        If the path does not exist.
+        If the path does not exist, or if a log contradicts `settings`.
     LogError
         If `path` is a file that cannot be read as a log. In a folder, such files are left out.
     PublishedError
@@ -77,14 +84,15 @@ def load_runs(path: str | Path, published: Sequence[str] = ()) -> pd.DataFrame:
     0   training     ok            100.0          2.0
     """
     if not published:
-        return _load(path)
+        return _load(path, settings)
     loaded = [tables.published(name) for name in published]
     if path:
-        loaded.insert(0, _load(path))
+        loaded.insert(0, _load(path, settings))
     return pd.concat(loaded, ignore_index=True)
 
 
-def _load(path: str | Path) -> pd.DataFrame:
+def _load(path: str | Path, settings: Mapping[str, Any] | None) -> pd.DataFrame:
+    given = stated.checked(settings or {})
     folders, logs = find_runs(path)
     runs = _read(folders)
     for run in runs:
@@ -94,7 +102,9 @@ def _load(path: str | Path) -> pd.DataFrame:
     for run, steps in zip(changed, timed_steps(folders), strict=True):
         run.timed_steps = steps
     rows = [run.row() for run in runs]
-    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True)
+    for row in rows:
+        stated.fill(row, given, is_known=row["source"] == "dsnb")
+    logged = foreign_logs.read(logs, os.path.isfile(path), names_unread=True, settings=given)
     rows += [row for row, _ in logged]
     tell_sweeps_apart(rows)
     return without_noise(_table(rows, columns.RUN_COLUMNS))
