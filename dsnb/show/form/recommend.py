@@ -172,7 +172,7 @@ def as_predicted(experiment: Experiment) -> Experiment:
     unknown = [name for name in NEEDED if getattr(experiment, name) is None]
     if unknown:
         named = " and ".join(unknown)
-        raise SettingsError(f"{named} of the command: state what it is below 'defaults:'")
+        raise SettingsError(f"predictions need {named}: state what your script has below 'defaults:'")
     return experiment.complete
 
 
