@@ -1,5 +1,6 @@
 """The figures of a run, from the files in its folder. A figure that was not measured is missing, never estimated."""
 
+from contextlib import suppress
 from math import nan
 from statistics import fmean, median
 from typing import Any
@@ -8,7 +9,6 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.kernel_needs import needed_s
-from dsnb.settings import programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.advice import NOTES
 from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
@@ -57,7 +57,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
         "needed_gib": _needed_gib(shortage),
         **gpu,
         **_losses(record, steps),
-        "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
+        "grad_norm_last": next(iter(_known(steps, "grad_norm")[-1:]), None),
         "skipped_warmup_steps": _skipped(warmup),
         "attention_used": worker.get("attention"),
         "note": _note(experiment, timed, gpu, worker, samples),
@@ -71,10 +71,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
 def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
     times_s = list(_times_s(timed).values())
     skipped = _skipped(timed)
-    rate = None
-    tokens = _tokens_per_step(experiment, timed)
-    if tokens is not None:
-        rate = metrics.tokens_per_s(tokens, times_s)
+    rate = metrics.tokens_per_s(_tokens_per_step(experiment, timed), times_s)
     per_gpu = trained = mean_s = median_s = slow_steps = None
     if times_s:
         mean_s = fmean(times_s)
@@ -97,15 +94,14 @@ def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
 
 
 def _tokens_per_step(experiment: Experiment, timed: Rows) -> float | None:
-    """Return the mean tokens of a step: as the steps say, since batches may be padded, or by the settings."""
+    """Return the mean tokens of the steps that have a time: they differ where sequences are padded or packed."""
     tokens = [step.get("tokens") for step in timed if "step_time_s" in step]
     known = [count for count in tokens if count is not None]
-    if known and len(known) == len(tokens):
+    if tokens and len(known) == len(tokens):
         return fmean(known)
-    try:
+    with suppress(SettingsError):  # another program's sizes may be unknown
         return experiment.tokens_per_step
-    except SettingsError:  # a setting is unknown
-        return None
+    return None
 
 
 def _times_s(timed: Rows) -> dict[int, float]:
@@ -174,12 +170,18 @@ def _losses(record: RunRecord, steps: Rows) -> dict[str, float | None]:
     Ranks average them when a run ends; the engine of a pipeline averages them in each step.
     """
     experiment = record.experiment
-    are_means = record.worker or experiment.gpus == 1
-    if not are_means and programs.is_own(record.settings):
-        are_means = experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
-    if not steps or not are_means:
+    in_each_step = experiment.gpus == 1
+    with suppress(SettingsError):
+        in_each_step |= experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
+    if not steps or not (record.worker or in_each_step):
         return {"loss_first": None, "loss_last": None}
-    return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
+    losses = _known(steps, "loss") or [None]  # other programs log some steps only
+    return {"loss_first": losses[0], "loss_last": losses[-1]}
+
+
+def _known(steps: Rows, name: str) -> list[Any]:
+    """Return a figure of the steps that have it."""
+    return [step[name] for step in steps if step.get(name) is not None]
 
 
 def _profile(record: RunRecord) -> dict[str, Any]:
