@@ -29,6 +29,7 @@ STRATEGIES = {
 }
 """accelerate's names of what shares a training."""
 OF_FACTORY = {"finetuning", "template"}
+WHOLE_LENGTH = ("packing", "sample_packing", "pad_to_sequence_len")
 REST = {"deepspeed", "hf_deepspeed_config", "deepspeed_plugin", "distributed_state"}
 
 
@@ -123,6 +124,8 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
     for name in ("gradient_checkpointing", "fsdp_config.activation_checkpointing"):
         if values.get(name):
             found.put(name, activation_checkpointing=True)
+    if "selective_checkpointing.save" in values:
+        found.put("selective_checkpointing", checkpoint_ops="cheap")
     if values.get("gradient_checkpointing") == "offload":
         found.put("gradient_checkpointing", checkpoint_offload=True)
     if values.get("disable_gradient_checkpointing") is True:
@@ -134,7 +137,9 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
 
 
 def _compilation(values: Mapping[str, Any], found: Imported) -> None:
-    if values.get("torch_compile") is True:
+    if values.get("deepcompile") is True:
+        found.put("deepcompile", compile="deepcompile")
+    elif values.get("torch_compile") is True:
         mode = values.get("torch_compile_mode", "default")
         found.add("compile", mode.removesuffix("-no-cudagraphs"), "torch_compile")
     elif values.get("torch_compile") is False:
@@ -203,8 +208,8 @@ def _length(values: Mapping[str, Any], found: Imported) -> None:
 
 
 def is_packed(arguments: Mapping[str, Any]) -> bool:
-    """Return whether samples are packed, so that every sequence has the whole length."""
-    return bool(arguments.get("packing") or arguments.get("sample_packing"))
+    """Return whether samples are packed or padded, so that every sequence has the whole length."""
+    return any(arguments.get(name) is True for name in WHOLE_LENGTH)
 
 
 def _sharding(values: Mapping[str, Any], found: Imported) -> None:
@@ -216,6 +221,8 @@ def _sharding(values: Mapping[str, Any], found: Imported) -> None:
     asked = values.get("fsdp")
     if isinstance(asked, list):
         asked = " ".join(map(str, asked))
+    if values.get("dp_replicate_size", 1) > 1 and "dp_shard_size" in values:
+        found.put("dp_shard_size", shard_size=values["dp_shard_size"])
     if asked or options.get("version"):
         words = str(asked).split()
         from_fsdp.read(words, options, found)
@@ -228,7 +235,8 @@ HANDLED = {
 """Keys that the groups read."""
 READ = HANDLED | {
     "pure_bf16", "disable_gradient_checkpointing", "lora_target_linear", "load_in_4bit", "load_in_8bit",
-    "flash_attention", "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
+    "deepcompile", "dp_replicate_size", "dp_shard_size", "pad_to_sequence_len", "flash_attention",
+    "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
 }  # fmt: skip
 """All arguments that are read by name, also those that another one's value decides about."""
 GROUPS: tuple[Callable[[Mapping[str, Any], Imported], None], ...] = (

@@ -10,6 +10,7 @@ import yaml
 from dsnb.base.errors import SettingsError
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import (
+    files,
     from_accelerate,
     from_arguments,
     from_deepspeed,
@@ -196,15 +197,51 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, name):
     assert problem(write(tmp_path / "config.json", config)) == sentence
 
 
+def test_a_folder_with_the_files_of_a_recommendation(tmp_path):
+    experiment = accepted(OTHERS[0])
+    for file, text in files.files(experiment).items():
+        (tmp_path / file).write_text(text)
+    found = importing.read(tmp_path, {})
+    assert accepted(found.settings) == experiment
+
+
+def test_permission_for_any_optimizer_names_none(tmp_path):
+    path = write(
+        tmp_path / "ds.json", {"zero_allow_untested_optimizer": True, "bf16": {"enabled": True}}
+    )
+    found = importing.read(path, {})
+    assert found.settings == {"strategy": "deepspeed", "precision": "bf16"}
+    assert found.dropped.keys() == {"zero_allow_untested_optimizer"}
+
+
 def test_keys_that_deepspeed_does_not_know_are_named(tmp_path, monkeypatch):
-    says = "deepspeed.comms_config.x is no key of DeepSpeed: did you mean 'comms_logger'?"
-    monkeypatch.setattr(deepspeed_keys, "unknown_keys", lambda *_: [says])
-    config = {"bf16": {}, "comms_config": {"x": 1}, "prescale_gradients": True}
+    says = {
+        "comms_config.x": "deepspeed.comms_config is no key of DeepSpeed: did you mean 'comms_logger'?",
+        "prescale": "deepspeed.prescale is 3: give a truth value",
+    }
+    asked = []
+
+    def unknown(stage, keys):
+        """Say one thing at a time, as DeepSpeed does."""
+        asked.append(stage)
+        return [says[key] for key in says if key in keys][:1]
+
+    monkeypatch.setattr(deepspeed_keys, "unknown_keys", unknown)
+    config = {
+        "zero_optimization": {"stage": 2},
+        "comms_config": {"x": 1},
+        "prescale": 3,
+        "dump_state": True,
+        "prescale_gradients": True,
+    }
     found = importing.read(write(tmp_path / "ds.json", config), {})
     assert found.settings["deepspeed.prescale_gradients"] is True
     assert found.dropped == {
-        "deepspeed.comms_config.x": "is no key of DeepSpeed: did you mean 'comms_logger'?"
+        "comms_config": "is no key of DeepSpeed: did you mean 'comms_logger'?",
+        "prescale": "is 3: give a truth value",
+        "dump_state": "it prints the engine",
     }
+    assert asked == [2, 2, 2]
 
 
 def test_a_given_setting_that_contradicts_the_file_is_refused(tmp_path):
@@ -435,6 +472,21 @@ def test_what_is_written_for_the_trainer_is_read_back(settings):
         "precision",
     }
     assert known <= found.settings.keys()
+
+
+@pytest.mark.parametrize("settings", OTHERS)
+@pytest.mark.parametrize("name", ["axolotl.yaml", "llamafactory.yaml"])
+def test_what_is_written_for_programs_around_the_trainer_is_read_back(tmp_path, settings, name):
+    more = {"grad_accum": 2, "activation_checkpointing": True, "lora_rank": 8, "seq_len": 2048}
+    experiment = accepted({"gpus": 1, **more, **settings})
+    for file, text in files.files(experiment).items():
+        (tmp_path / file).write_text(text)
+    given = {"model": "llama-3.1-8b", "strategy": experiment.strategy, "gpus": experiment.gpus}
+    found = importing.read(tmp_path / name, {**given, "nodes": experiment.nodes})
+    for setting, value in found.settings.items():
+        assert getattr(experiment, setting) == value, setting
+    assert {*more, "precision", "micro_batch_size", "lora_targets"} <= found.settings.keys()
+    assert {*found.left_open} <= {"padding"}
 
 
 def test_the_params_file_can_be_read(tmp_path):
