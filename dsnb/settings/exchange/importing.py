@@ -242,13 +242,10 @@ def model_here(name: str) -> str | None:
     """Return a model by a name that this machine knows; None if it is a path elsewhere."""
     if name in model_shapes.PRESETS or model_shapes.local_config(name):
         return name
-    last = name.rstrip("/").rpartition("/")[2].lower()
-    for preset, shape in model_shapes.PRESETS.items():
-        if last in {preset, str(shape.hub_id).rpartition("/")[2].lower()}:
-            return preset
-    if model_shapes.is_hub_id(name):
+    preset = model_shapes.preset_of(name)
+    if preset is None and model_shapes.is_hub_id(name):
         return name
-    return None
+    return preset
 
 
 def _check(found: Imported) -> None:
