@@ -6,7 +6,7 @@ from typing import Any
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import from_deepspeed, from_fsdp
 from dsnb.settings.exchange.imported import Imported, backwards, setting_of
-from dsnb.settings.exchange.incoming import inverted
+from dsnb.settings.exchange.incoming import INCOMING, inverted
 
 NAMES = inverted("names")
 OPTIMIZERS = inverted("optimizers")
@@ -20,14 +20,10 @@ WHOLE = 3
 """Stage at which parameters are offloaded, too."""
 NF4 = 4
 """Bits of the frozen weights of QLoRA."""
-STRATEGIES = {
-    "NO": "plain",
-    "MULTI_GPU": "ddp",
-    "MULTI_CPU": "ddp",
-    "FSDP": "fsdp",
-    "DEEPSPEED": "deepspeed",
-}
-"""accelerate's names of what shares a training."""
+PROVEN = {"NO": "plain", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+"""What saved arguments call the training -> strategy; `MULTI_GPU` can also be FSDP by accelerate's configuration."""
+MANY = 20
+"""Arguments that are named; saved arguments have a hundred."""
 OF_FACTORY = {"finetuning", "template"}
 WHOLE_LENGTH = ("packing", "sample_packing", "pad_to_sequence_len")
 REST = {"deepspeed", "hf_deepspeed_config", "deepspeed_plugin", "distributed_state"}
@@ -49,8 +45,9 @@ def read(
         if name in values:
             found.put(name, **{name: values[name]})
     kind = str(values.get("distributed_type", "")).upper()
-    if kind in STRATEGIES:
-        found.put("distributed_type", strategy=STRATEGIES[kind])
+    is_told = given.get("deepspeed") or values.get("fsdp")
+    if kind in PROVEN and not is_told:
+        found.put("distributed_type", strategy=PROVEN[kind])
     _deepspeed(given.get("deepspeed"), found, open_file, model or values.get("model"))
     for group in GROUPS:
         group(values, found)
@@ -61,7 +58,10 @@ def read(
                 found.put(path, **{rule["setting"]: setting})
     unread = [name for name in given if _is_unread(name, values)]
     if unread:
-        found.dropped[", ".join(unread)] = "no settings of dsnb"
+        names = ", ".join(unread)
+        if len(unread) > MANY:
+            names = f"{len(unread)} arguments of data, saving and logging"
+        found.dropped[names] = "no settings of dsnb"
     return found
 
 
@@ -228,12 +228,23 @@ def _sharding(values: Mapping[str, Any], found: Imported) -> None:
         from_fsdp.read(words, options, found)
 
 
+def _without_counterpart(values: Mapping[str, Any], found: Imported) -> None:
+    """Name what changes speed or memory and is no setting."""
+    for name, why in INCOMING["without_counterpart"].items():
+        if values.get(name) is True:
+            found.dropped[name] = why
+    for name in SPLITS:
+        found.refuse_split(name, values.get(name, 1))
+
+
+SPLITS = ("sequence_parallel_size", "context_parallel_size")
 HANDLED = {
     "bf16", "fp16", "tf32", "gradient_checkpointing", "torch_compile", "torch_compile_mode", "optim",
     "fsdp", "fsdp_config.reshard_after_forward", "fsdp_config.activation_checkpointing",
 }  # fmt: skip
 """Keys that the groups read."""
 READ = HANDLED | {
+    *SPLITS, *INCOMING["without_counterpart"],
     "pure_bf16", "disable_gradient_checkpointing", "lora_target_linear", "load_in_4bit", "load_in_8bit",
     "deepcompile", "dp_replicate_size", "dp_shard_size", "pad_to_sequence_len", "flash_attention",
     "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
@@ -241,4 +252,5 @@ READ = HANDLED | {
 """All arguments that are read by name, also those that another one's value decides about."""
 GROUPS: tuple[Callable[[Mapping[str, Any], Imported], None], ...] = (
     _precision, _recomputation, _compilation, _optimizer, _adapters, _attention, _length, _sharding,
+    _without_counterpart,
 )  # fmt: skip

@@ -165,12 +165,8 @@ def test_settings_of_saved_arguments_and_the_models_configuration(tmp_path):
     )  # fmt: skip
     save(tmp_path, "config.json", PRESETS["gpt2"].config())
     row = only(dsnb.load_runs(tmp_path))
-    assert (row["model"], row["strategy"], row["gpus"], row["global_batch_size"]) == (
-        "gpt2",
-        "ddp",
-        4,
-        32,
-    )
+    assert (row["model"], row["gpus"], row["global_batch_size"]) == ("gpt2", 4, 32)
+    assert pd.isna(row["strategy"])  # MULTI_GPU may also be FSDP by accelerate's configuration
     assert (row["optimizer"], row["gradient_clipping"]) == ("adafactor", 1.0)
     assert not row["activation_checkpointing"]
     assert pd.isna(row["seq_len"])

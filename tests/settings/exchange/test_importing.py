@@ -182,6 +182,14 @@ REFUSED = {
         {"distributed_type": "MEGATRON_LM"},
         "distributed_type is 'MEGATRON_LM', which dsnb does not measure: use DEEPSPEED, FSDP or MULTI_GPU",
     ),
+    "shared sequences": (
+        {"per_device_train_batch_size": 1, "sequence_parallel_size": 4},
+        "sequence_parallel_size is 4: dsnb does not measure sequence or context parallelism; set it to 1",
+    ),
+    "shared sequences of accelerate": (
+        {"distributed_type": "FSDP", "parallelism_config": {"parallelism_config_cp_size": 2}},
+        "cp_size is 2: dsnb does not measure sequence or context parallelism; set it to 1",
+    ),
     "no program": (
         {"a": 1},
         "its keys are of no program that dsnb reads: give DeepSpeed's configuration, accelerate's, arguments of "
@@ -335,6 +343,16 @@ def test_a_file_of_llama_factory(tmp_path):
     assert found.left_open.keys() == {"deepspeed", "padding", "gpus"}
 
 
+def test_kernels_without_a_counterpart_are_named(tmp_path):
+    found = importing.read(
+        write(tmp_path / "sft.yaml", {**FACTORY, "enable_liger_kernel": True}), {}
+    )
+    assert found.dropped == {
+        "enable_liger_kernel": "dsnb has no Liger kernels; loss 'chunked' saves the memory of logits as they do",
+        "stage, template": "no settings of dsnb",
+    }
+
+
 def test_saved_arguments_of_a_trainer(tmp_path):
     """With DeepSpeed's configuration as the Trainer filled it, and what accelerate knew of the ranks."""
     filled = {
@@ -343,7 +361,7 @@ def test_saved_arguments_of_a_trainer(tmp_path):
         "train_micro_batch_size_per_gpu": 4,
         "gradient_clipping": 1.0,
     }
-    state = Holder(num_processes=8, distributed_type="DEEPSPEED")
+    state = Holder(num_processes=8, distributed_type="MULTI_GPU")
     arguments = {
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "bf16": True,
         "deepspeed": "ds.json", "hf_deepspeed_config": Holder(config=filled), "distributed_state": state,
