@@ -149,11 +149,17 @@ def test_a_mean_rate_tells_the_time_in_more_digits(tmp_path):
     ]  # fmt: skip
     save(tmp_path, "trainer_log.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert dsnb.load_steps(tmp_path)["t_s"].tolist() == [4.0, 6.25]
-    save(tmp_path / "swift", "logging.jsonl", "".join(
-        json.dumps({"loss": 2.0, "global_step/max_steps": f"{step}/20", name: speed, "elapsed_time": "1s"}) + "\n"
-        for step, name, speed in ((1, "train_speed(s/it)", 1.25), (20, "train_speed(iter/s)", 1.6))
-    ))  # fmt: skip
-    assert dsnb.load_steps(tmp_path / "swift")["t_s"].tolist() == [1.25, 12.5]
+    entries = [
+        {"global_step/max_steps": "1/21", "train_speed(s/it)": 1.25, "elapsed_time": "1s"},
+        {"global_step/max_steps": "20/21", "train_speed(iter/s)": 1.6, "elapsed_time": "12s"},
+        {"global_step/max_steps": "21/21", "train_speed(iter/s)": 9.0, "elapsed_time": "13s"},
+    ]
+    json_lines = "".join(json.dumps({"loss": 2.0, **entry}) + "\n" for entry in entries)
+    console = "".join(f"{ {'loss': 2.0, **entry} }\n" for entry in entries)
+    save(tmp_path / "swift", "logging.jsonl", json_lines)
+    save(tmp_path / "console", "train.log", console)
+    for folder in ("swift", "console"):  # the last rate contradicts the clock
+        assert dsnb.load_steps(tmp_path / folder)["t_s"].tolist() == [1.25, 12.5, 13.0]
 
 
 def test_settings_of_saved_arguments_and_the_models_configuration(tmp_path):
