@@ -9,12 +9,10 @@ from benchmarks.trainers import (
     Run,
     first_and_mean,
     make_rank,
-    recommended,
-    training_of,
+    recommendation,
 )
 from dsnb.measure.launcher.run import launch
 from dsnb.results.runs.load import load_steps
-from dsnb.settings.experiment import Experiment
 
 MARGIN_S = 15.0
 """A run is ended this long before it would be killed, to say why."""
@@ -23,9 +21,8 @@ FIGURES = ("tokens_per_s", "peak_allocated_gib", "peak_reserved_gib")
 
 def main(run: Run) -> Record:
     """Train with the recommended settings."""
-    same = training_of(run).model_dump(exclude_unset=True)
     limit = {"time_limit_s": LIMIT_S - MARGIN_S}
-    experiment = Experiment(**{**recommended(run.task.model), **same, **limit})
+    experiment = recommendation(run).model_copy(update=limit)
     with tempfile.TemporaryDirectory() as folder:
         result = launch(experiment, Path(folder) / "run1", progress=False)
         record: Record = {"status": result.status, "settings": experiment.name}

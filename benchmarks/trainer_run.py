@@ -23,6 +23,7 @@ from transformers.initialization import no_init_weights
 
 from benchmarks import gpt2_loop
 from benchmarks.trainers import (
+    ADAPTED,
     CLIPPING,
     RATE,
     WARMUP,
@@ -30,7 +31,7 @@ from benchmarks.trainers import (
     Run,
     first_and_mean,
     make_rank,
-    recommended,
+    recommendation,
     training_of,
 )
 from dsnb.base.formulas import metrics
@@ -38,24 +39,15 @@ from dsnb.base.system.hardware import GIB
 from dsnb.measure.train.data import SYNTHETIC_STEPS, batches
 from dsnb.models.adapt import adapt
 from dsnb.models.build import init_weights, model_config
+from dsnb.settings.exchange.programs import training_arguments
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import ADAMW
 
-WITHOUT_WAITS: dict[str, Any] = {
-    "logging_nan_inf_filter": False,  # reads each micro-batch's loss
-    "accelerator_config": {"non_blocking": True},  # copies batches beside the computation
-    "dataloader_pin_memory": True,
-    "optim": "adamw_torch_fused",
-    "ddp_find_unused_parameters": False,
-}
-"""Arguments with which the Trainer does not wait for the GPU within a step."""
 TRAINER_OPTIONS: dict[str, dict[str, Any]] = {
     "trainer": {},
     "compile": {"torch_compile": True},
     "liger": {"use_liger_kernel": True},
     "liger_compile": {"use_liger_kernel": True, "torch_compile": True},
-    "written": {**WITHOUT_WAITS, "torch_compile": True},
-    "adapt": WITHOUT_WAITS,
 }
 AUTO = "auto"
 ZERO: dict[str, dict[str, Any]] = {
@@ -181,39 +173,48 @@ def deepspeed_options(way: str, device: str) -> dict[str, Any]:
     }
 
 
-def with_trainer(run: Run) -> Record:
-    """Train with transformers' Trainer."""
-    experiment = training_of(run)
-    steps = WARMUP + run.task.steps
+def trainer_options(run: Run) -> dict[str, Any]:
+    """Return the arguments of the Trainer that depend on the way: those that dsnb writes, or others."""
+    if run.way in ADAPTED:
+        return training_arguments(recommendation(run))
     options = TRAINER_OPTIONS.get(run.way)
     if options is None:
         options = {"deepspeed": deepspeed_options(run.way, run.device)}
     first_beta, second_beta = ADAMW["betas"]
+    return {
+        "per_device_train_batch_size": run.micro_batch_size,
+        "gradient_accumulation_steps": run.grad_accum,
+        "bf16": run.device == "cuda",
+        "learning_rate": RATE,
+        "lr_scheduler_type": "constant",
+        "adam_beta1": first_beta,
+        "adam_beta2": second_beta,
+        "adam_epsilon": ADAMW["eps"],
+        "weight_decay": ADAMW["weight_decay"],
+        "max_grad_norm": CLIPPING,
+        **options,
+    }
+
+
+def with_trainer(run: Run) -> Record:
+    """Train with transformers' Trainer."""
+    experiment = training_of(run)
+    steps = WARMUP + run.task.steps
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=run.micro_batch_size,
-        gradient_accumulation_steps=run.grad_accum,
         max_steps=steps,
-        bf16=run.device == "cuda",
         use_cpu=run.device == "cpu",
-        learning_rate=RATE,
-        lr_scheduler_type="constant",
-        adam_beta1=first_beta,
-        adam_beta2=second_beta,
-        adam_epsilon=ADAMW["eps"],
-        weight_decay=ADAMW["weight_decay"],
-        max_grad_norm=CLIPPING,
         train_sampling_strategy="sequential",
         logging_first_step=True,
         logging_steps=steps,  # reading a loss waits for the device: only outside of the window
         save_strategy="no",
         disable_tqdm=True,
         report_to="none",
-        **options,
+        **trainer_options(run),
     )
     model = build_model(experiment, arguments.device)
     if run.way == "adapt":
-        model = adapt(model, recommended(run.task.model))
+        model = adapt(model, recommendation(run))
         print(model.dsnb_applied)
     window = Window(run, experiment.tokens_per_step)
     ids = torch.cat(micro_batches(experiment, model.config.vocab_size))

@@ -224,6 +224,12 @@ def training_of(run: Run) -> Experiment:
     )
 
 
+def recommendation(run: Run) -> Experiment:
+    """Return the settings that dsnb recommends, with the batch, tokens and steps of a run."""
+    same = training_of(run).model_dump(exclude_unset=True)
+    return Experiment(**{**recommended(run.task.model), **same})
+
+
 def make_rank(measure: Callable[[Run], Record]) -> None:
     """Make one rank of a run, in a process whose arguments are its specification and rank 0's file for the figures."""
     specification, result = sys.argv[1:]

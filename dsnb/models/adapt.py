@@ -21,10 +21,10 @@ from dsnb.base.files import json_files
 from dsnb.models import adapted, attention, proof_of_adapted
 from dsnb.models.adapted import TrainingPass
 from dsnb.models.build import OTHER_DROPS, check_padded, checkpoint_activations, set_dropout
-from dsnb.models.compile import compile_options, separate_caches
+from dsnb.models.compile import compile_options
 from dsnb.models.loss import chunkable, differentiate
 from dsnb.models.parts import blocks, language_model
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DECLARED, Experiment
 from dsnb.settings.given import experiment_of
 from dsnb.settings.training import CHUNK_TOKENS, CUDA_GRAPHS
 
@@ -167,7 +167,7 @@ def change(
             continue
         if sentence:
             done.applied[name] = sentence
-    adapted.install(model, training, is_compiled="compile" in done.applied)
+    adapted.install(model, training)
     return done
 
 
@@ -251,11 +251,11 @@ def _recompute(made: Change) -> str:
     for name in ("gradient_checkpointing_enable", "activation_checkpointing_enable"):
         if hasattr(made.model, name):
             setattr(made.model, name, types.MethodType(enable, made.model))
-    every = experiment.checkpoint_every
-    what = "every block" if every == 1 else f"every {every}th block"
-    where = ", with inputs in host memory" if experiment.checkpoint_offload else ""
-    part = "cheap operations of " if experiment.checkpoint_ops == "cheap" else ""
-    return f"{part}{what} recomputed{where}; the Trainer's gradient_checkpointing has no effect"
+    what = DECLARED["checkpoint_every"].describe(experiment.checkpoint_every)
+    part = DECLARED["checkpoint_ops"].describe_unusual(experiment.checkpoint_ops)
+    where = DECLARED["checkpoint_offload"].describe_unusual(experiment.checkpoint_offload)
+    words = ", ".join(filter(None, [what, part, where]))
+    return f"{words}; the Trainer's gradient_checkpointing changes nothing more"
 
 
 def _pad(made: Change) -> str:
@@ -292,8 +292,8 @@ def _compile(made: Change) -> str:
     is_zero3 = experiment.parallel_strategy.is_deepspeed and experiment.zero_stage == 3
     if experiment.compile == "deepcompile" or (is_zero3 and not experiment.compiles_blocks):
         raise ValueError("DeepSpeed's engine compiles here: call its method compile()")
-    separate_caches(experiment)
     without_reordered_loops()
+    made.training.is_compiled = True
     if experiment.compiles_blocks:
         _compile_blocks(made)
         return "each block, the output layer and the loss"
@@ -347,7 +347,7 @@ def _allocate(made: Change) -> str:
         return ""
     chosen = "expandable_segments:True"
     try:
-        torch.cuda.memory._set_allocator_settings(chosen)
+        torch._C._accelerator_setAllocatorSettings(chosen)
     except (AttributeError, RuntimeError) as error:
         raise ValueError(f"set PYTORCH_ALLOC_CONF={chosen} before the script starts") from error
     return "expandable segments from now on"

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from dsnb.models.attention import whole_sequences
 from dsnb.models.build import ADDED_LOGIT
+from dsnb.models.compile import separate_caches
 from dsnb.models.logits import LogitMap
 from dsnb.models.loss import IGNORED, Differentiate, differentiate, next_tokens, sum_of_losses
 from dsnb.models.parts import below_output
@@ -58,6 +59,7 @@ class TrainingPass:
     """Computes the loss of whole logits in place of the model's own function, or None."""
     differentiate: Differentiate = differentiate
     """Computes the loss and the gradients of a chunk."""
+    is_compiled: bool = False
     graphs_own_gradients: bool = False
     """Whether CUDA graphs overwrite gradients at their next replay."""
 
@@ -73,7 +75,10 @@ class TrainingPass:
     @functools.cached_property
     def constant(self) -> list[str]:
         """Arguments that are always passed on: where some batches lack one, torch 2.13 fails to compile again."""
-        names = [name for name in ("attention_mask", "position_ids") if name in self.parameters]
+        names: list[str] = []
+        for name in ("attention_mask", "position_ids"):
+            if name in self.parameters:
+                names.append(name)
         kinds = [one.kind for one in inspect.signature(self.forward).parameters.values()]
         if inspect.Parameter.VAR_KEYWORD in kinds:
             names.append(COUNT)
@@ -86,6 +91,8 @@ class TrainingPass:
             return self.forward(model, *inputs, **named)
         if self.graphs_own_gradients:
             begin_step(model)
+        if self.is_compiled:
+            separate_caches(str(torch.get_autocast_dtype(batch["labels"].device.type)))
         for name in NOT_OF_BATCH:
             batch.pop(name, None)
         for name in self.constant:
@@ -276,7 +283,7 @@ def replace_in_training(module: nn.Module, computation: Forward) -> None:
     plain = unbound(module)
     is_recomputed = bool(getattr(module, "gradient_checkpointing", False))
     if is_recomputed:
-        module.gradient_checkpointing = False
+        vars(module)["gradient_checkpointing"] = False
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         if not self.training or not torch.is_grad_enabled():
@@ -289,14 +296,14 @@ def replace_in_training(module: nn.Module, computation: Forward) -> None:
     bind(module, forward)
 
 
-def install(model: Any, training: TrainingPass, is_compiled: bool) -> None:
+def install(model: Any, training: TrainingPass) -> None:
     """Make a training pass that of a model, with the arguments that its forward pass had."""
 
     def forward(self: Any, *inputs: Any, **named: Any) -> Any:
         return self.dsnb_training(self, inputs, named)
 
     signature = inspect.signature(training.forward)
-    if is_compiled:
+    if training.is_compiled:
         # Whoever compiles the model again would compile what reads the batch.
         forward = torch.compiler.disable(forward)
         vars(forward).pop("__wrapped__", None)  # accelerate follows it to take its own wrappers off

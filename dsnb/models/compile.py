@@ -24,7 +24,7 @@ def compile_model(experiment: Experiment, model: CausalLoss) -> None:
     """Compile the model and its loss, if the settings ask for it, without the hooks that an engine adds later."""
     if experiment.compile == "off":
         return
-    separate_caches(experiment)
+    separate_caches(experiment.precision)
     if experiment.compiles_blocks:
         # The output layer is compiled too, because only a compiled product pads its odd width:
         # GPT-2's vocabulary of 50,257 rules out fast kernels in eager mode (108 ms of a 600 ms step
@@ -66,14 +66,14 @@ def recompute_around(block: Any, computation: Callable[..., Any]) -> None:
     block.forward = forward
 
 
-def separate_caches(experiment: Experiment) -> None:
+def separate_caches(precision: str) -> None:
     """Keep a separate cache of compiled graphs for each precision.
 
     The key of torch 2.11's cache says whether autocast is on, but not its dtype (pytorch#181564):
     on H200, GPT-2 in bf16 ran the fp16 graph of an earlier run, without loss scaling, and its loss
     after 50 steps was 4.4 % higher.
     """
-    torch.compiler.config.cache_key_tag = experiment.precision
+    torch.compiler.config.cache_key_tag = precision
 
 
 def begin_graphs(experiment: Experiment) -> None:

@@ -56,6 +56,8 @@ def compare(model: Any, experiment: Experiment, change: Callable[..., Any]) -> P
         )
     words = "loss and gradients equal transformers' own on a small model of the same kind"
     equal = [name for name in names if name not in unequal]
+    if not equal:
+        return Proof(unequal, "nothing is left that changes how the loss is computed")
     return Proof(unequal, f"{', '.join(equal)}: {words}, also with padded and packed batches")
 
 

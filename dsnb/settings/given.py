@@ -22,7 +22,7 @@ def experiment_of(given: Experiment | Mapping[str, Any] | str | Path) -> Experim
     path = Path(given)
     if path.is_dir():
         path = path / RECORD
-    if path.suffix == ".json":
+    if path.name == RECORD:
         return Experiment.read(path)
     content = plain_yaml.read(path, "settings file")
     if not isinstance(content, Mapping):

@@ -67,5 +67,5 @@ def test_graphs_are_kept_by_precision(small):
     config = torch.compiler.config
     with config.patch(cache_key_tag=""):  # pytest's monkeypatch would delete it
         for precision in ("bf16", "fp32"):
-            compiling.separate_caches(small(precision=precision))
+            compiling.separate_caches(precision)
             assert config.cache_key_tag == precision

@@ -100,7 +100,7 @@ class DeepSpeedTrainer(EngineTrainer):
             compile_model(experiment, with_loss)
         self.make_engine(with_loss, ds_config)
         if by_engine:
-            separate_caches(experiment)
+            separate_caches(experiment.precision)
             self.engine.compile(compile_kwargs=compile_options(experiment))
         check(experiment, self.engine)
         self._updates = 0
