@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,28 @@ def read(path: Path, given: Mapping[str, Any]) -> Imported:
     SettingsError
         If it is no such file, if it cannot be expressed in dsnb's settings, or if a given setting contradicts it.
     """
-    found = _read(path, given.get("model"))
-    named = found.settings.pop("model", None)
-    if named:
-        found.put(found.sources["model"], **_model(str(named), found))
-    for name, value in given.items():
-        if name not in DEFAULTS and not name.startswith(deepspeed_keys.PREFIX):
-            found.problems.append(checks.unknown_setting(name, DEFAULTS))
-        found.put(f"--set {name}", **{name: value})
-    _check(found)
+    with _odd_values(path):
+        found = _read(path, given.get("model"))
+        named = found.settings.pop("model", None)
+        if named:
+            found.put(found.sources["model"], **_model(str(named), found))
+        for name, value in given.items():
+            if name not in DEFAULTS and not name.startswith(deepspeed_keys.PREFIX):
+                found.problems.append(checks.unknown_setting(name, DEFAULTS))
+            found.put(f"--set {name}", **{name: value})
+        _check(found)
     if found.problems:
         raise SettingsError([f"{path}: {problem}" for problem in found.problems])
     return found
+
+
+@contextmanager
+def _odd_values(path: Path) -> Iterator[None]:
+    """Raise SettingsError for a value of another kind than its key has, such as a text for a number."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise SettingsError(f"{path} has a value of an unexpected kind ({error})") from error
 
 
 def _read(path: Path, model: str | None) -> Imported:
@@ -160,13 +171,14 @@ def arguments_in(folder: Path) -> dict[str, Any]:
     path = _arguments_file(folder)
     if path is None:
         return {}
-    content = _content(path)
-    if not from_arguments.MARKS & content.keys():
-        return {}
-    found = from_arguments.read(content, _opener(folder))
-    _weights(found, folder / "config.json")
-    more = {"packing": from_arguments.is_packed(content), "split": _sharing(content)}
-    return {**found.settings, **more}
+    with _odd_values(path):
+        content = _content(path)
+        if not from_arguments.MARKS & content.keys():
+            return {}
+        found = from_arguments.read(content, _opener(folder))
+        _weights(found, folder / "config.json")
+        more = {"packing": from_arguments.is_packed(content), "split": _sharing(content)}
+        return {**found.settings, **more}
 
 
 def _sharing(content: Mapping[str, Any]) -> int:

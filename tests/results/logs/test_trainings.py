@@ -193,6 +193,14 @@ def test_arguments_of_one_of_several_trainings_are_nobodys(tmp_path):
     assert pd.isna(sizes["checkpoint-2"])
 
 
+@pytest.mark.parametrize("odd", ["4", -1, 2.5, [], {"a": 1}, True])
+def test_odd_values_of_arguments_are_left_out(tmp_path, odd):
+    save(tmp_path, "trainer_state.json", history(ENTRIES, {"step": 6, **FINAL}))
+    for name in ARGUMENTS:
+        save(tmp_path, "args.json", {**ARGUMENTS, name: odd})
+        assert only(dsnb.load_runs(tmp_path))["train_runtime_s"] == 90.5
+
+
 def test_damaged_arguments_are_noted(tmp_path):
     save(tmp_path, "trainer_state.json", history(ENTRIES, {"step": 6, **FINAL}))
     (tmp_path / "training_args.bin").write_bytes(b"no pickle")

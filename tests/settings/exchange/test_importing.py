@@ -519,6 +519,47 @@ def test_the_params_file_can_be_read(tmp_path):
     assert comments[:2] == ["# Imported from ds.json.", "# Left open:"]
 
 
+@pytest.mark.draws
+def test_values_of_any_kind_are_read_or_refused(tmp_path):
+    section = {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
+    }
+    sharded = {
+        "distributed_type": "FSDP",
+        "num_processes": 8,
+        "num_machines": 2,
+        "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"},
+        "parallelism_config": {"parallelism_config_cp_size": 1},
+    }
+    deepspeed = {
+        **TRAINER_FILE,
+        "optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.95]}},
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "tensor_parallel": {"autotp_size": 1},
+    }
+    for config in (deepspeed, section, sharded, AXOLOTL, FACTORY):
+        for key in config:
+            for odd in (
+                True,
+                -1,
+                2.5,
+                10**30,
+                "x",
+                [],
+                [1, None],
+                {},
+                {"a": {"b": 1}},
+                {"stage": "x"},
+            ):
+                path = write(tmp_path / "odd.json", {**config, key: odd})
+                try:
+                    importing.read(path, {})
+                except SettingsError as error:
+                    assert str(error).count(str(path)) >= 1  # noqa: PT017
+
+
 def test_files_that_hold_no_configuration(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text("{")
