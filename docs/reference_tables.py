@@ -255,7 +255,8 @@ def _kind(thing: Any) -> str:
 
 API = {
     "api_measure": (
-        "Experiment", "launch", "load_sweep", "run_sweep", "adapt", "design", "check_parameters",
+        "Experiment", "launch", "load_sweep", "run_sweep", "design", "check_parameters", "record", "TrainerCallback",
+        "adapt",
         "DsnbError", "SettingsError",
     ),
     "api_results": (

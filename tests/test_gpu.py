@@ -489,3 +489,15 @@ def test_marking_a_step_does_not_wait_for_the_gpu(tmp_path, norm):
     _, row = json_files.read_lines(tmp_path / "steps.jsonl")
     assert returned_s < 0.1 < row["step_time_s"]
     assert row.get("grad_norm") == (None if norm is None else 2.0)
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_recording_a_script_neither_changes_its_times_nor_waits(kind, tmp_path):
+    from benchmarks import recording
+
+    found = recording.figures(getattr(recording, kind), 3, tmp_path)
+    assert abs(found["times_off_pct"]) < 1
+    assert found["longer_pct"] * min(found["step_ms"] / 10, 1) < 1
+    assert found["waits_with"] == found["waits_without"]
+    if kind == "loop":
+        assert found["waits_with"] == 0

@@ -161,7 +161,8 @@ def recommend(
     write: Annotated[
         Path | None,
         option(
-            "FOLDER", "Write DeepSpeed's configuration and a params file of the settings there."
+            "FOLDER",
+            "Write a params file there, and files for Trainer, accelerate, axolotl, LLaMA-Factory and DeepSpeed.",
         ),
     ] = None,
     measure: Annotated[

@@ -347,14 +347,15 @@ def fsdp(engine: Engine) -> list[MemoryParts]:
         of_blocks = engine.whole - trace.of_root
     gathered = gathered_bytes * trace.of_root + _gathered_blocks(engine, gathered_bytes, of_blocks)
     states = engine.states.plus(buffers=gathered)
-    # A block's gradients are copied to the format of the shards to be reduced, where the weights of
+    # A block's gradients are copied to the format in which they are reduced, where the weights of
     # the next one take less.
     width = engine.width
-    reduced = (width - gathered_bytes) * engine.of_block
+    width_of_reduced = engine.numbers.accumulated_bytes
+    reduced = (width_of_reduced - gathered_bytes) * engine.of_block
     share = width * engine.share
     kept = share
     if engine.experiment.reduce_gradients == "step":
-        kept = width * engine.trained
+        kept = width_of_reduced * engine.trained
     passes = _passes(engine, states, kept, staying=width / engine.ranks, later=reduced)
     return [*passes, engine.states.plus("optimizer", gradients=share)]
 

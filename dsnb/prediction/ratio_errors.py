@@ -89,7 +89,11 @@ def errors_for(gpu: str | GpuSpec, link: str, calibrate: pd.DataFrame | None = N
         if name in DEFAULT_COVERAGE.names[accuracy.GPU]:
             return DEFAULT_RATIOS
         return ELSEWHERE
-    runs, hosts = of_hosts(calibrate, link)
+    every, hosts_of_all = of_hosts(calibrate, link)
+    runs = calibration.of_one_loop(every)
+    loops = {run.loop for run in runs}
+    places = zip(every, hosts_of_all, strict=True)
+    hosts = [host for run, host in places if run.loop in loops]
     errors = by_limit(runs, calibration.left_out(runs), hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
     return errors if errors and name in on_this else ELSEWHERE

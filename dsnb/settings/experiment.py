@@ -225,7 +225,8 @@ class Experiment(Training):
         if not programs.is_own(record):
             known = dict.fromkeys(OF_TRAINING)
         for key, value in settings.items():
-            if key in cls.model_fields:
+            is_unused = value is None and key in SUPERVISION
+            if key in cls.model_fields and not is_unused:
                 known[key] = value
         if known.get(deepspeed_keys.NAME, {}) is None:  # keys that are unknown are not set
             known[deepspeed_keys.NAME] = {}

@@ -42,7 +42,7 @@ def has_effect(settings: Mapping[str, Any], name: str) -> bool:
         return False
     chosen = strategy(settings.get("strategy"))
     if name == "zero_stage":
-        return chosen.has_zero_stages and bool(chosen.name)
+        return chosen.has_zero_stages and chosen.is_runnable
     return chosen.has(name)
 
 

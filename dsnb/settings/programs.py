@@ -37,6 +37,11 @@ def is_own(record: Mapping[str, Any]) -> bool:
     return of_record(record) == DSNB
 
 
+def is_standalone(record: Mapping[str, Any]) -> bool:
+    """Return whether a script of a user was recorded, which dsnb did not start."""
+    return not is_own(record) and not record.get("command")
+
+
 def loop(program: str) -> str:
     """Return a program without its version: two versions of one loop are compared, as those of torch are.
 

@@ -129,7 +129,13 @@ def _gradients(s: "Experiment") -> Iterator[str]:
     if dtype == "auto":
         return
     if s.mixed_precision == "none":
-        yield f"grad_accum_dtype is '{dtype}', but mixed_precision is 'none': every number is in bf16; drop it"
+        if dtype != "fp32" or not s.parallel_strategy.may_reduce_in_fp32:
+            yield f"grad_accum_dtype is '{dtype}', but mixed_precision is 'none': every number is in bf16; drop it"
+    elif s.parallel_strategy.may_reduce_in_fp32:
+        yield (
+            f"grad_accum_dtype is '{dtype}', but strategy is '{s.strategy}': gradients are in fp32 anyway "
+            "unless mixed_precision is 'none'; drop it"
+        )
     elif s.precision not in HALF or s.mixed_precision != "native":
         yield f"grad_accum_dtype is '{dtype}': gradients are in fp32 anyway unless half precision is native; drop it"
     elif dtype not in {"fp32", s.precision}:

@@ -230,7 +230,8 @@ class Training(BaseModel):
     """Micro-batches per optimizer step."""
     grad_accum_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format in which ZeRO accumulates gradients in native half precision. `auto` is fp32 in bf16 with several
-    micro-batches at ZeRO 1 to 3, otherwise that of the weights."""
+    micro-batches at ZeRO 1 to 3, otherwise that of the weights. With FSDP and `mixed_precision: none`, `fp32` reduces
+    gradients in fp32, and accumulates in it those that are reduced once a step."""
     overlap_comm: AutoOnOff = "auto"
     """Whether ZeRO 1 to 3 reduce gradients in the backward pass; `auto` is DeepSpeed's default: only ZeRO 3 does."""
     reduce_gradients: Literal["micro-batch", "step"] = "micro-batch"

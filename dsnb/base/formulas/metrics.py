@@ -27,7 +27,7 @@ def _ratio(amount: float, base: float) -> float | None:
     return amount / base if base > 0 else None
 
 
-def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float | None:
+def tokens_per_s(tokens_per_step: float | None, step_times_s: Sequence[float]) -> float | None:
     """Return the throughput: work over time, never a mean of rates.
 
     Parameters
@@ -37,6 +37,8 @@ def tokens_per_s(tokens_per_step: int, step_times_s: Sequence[float]) -> float |
     step_times_s
         Times of the timed steps, shape (steps,), in seconds.
     """
+    if tokens_per_step is None:
+        return None
     return _ratio(tokens_per_step * len(step_times_s), sum(step_times_s))
 
 

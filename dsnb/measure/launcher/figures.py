@@ -1,9 +1,11 @@
 """The figures of a run, from the files in its folder. A figure that was not measured is missing, never estimated."""
 
+from contextlib import suppress
 from math import nan
 from statistics import fmean, median
 from typing import Any
 
+from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.kernel_needs import needed_s
@@ -55,7 +57,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
         "needed_gib": _needed_gib(shortage),
         **gpu,
         **_losses(record, steps),
-        "grad_norm_last": steps[-1].get("grad_norm") if steps else None,
+        "grad_norm_last": next(iter(_known(steps, "grad_norm")[-1:]), None),
         "skipped_warmup_steps": _skipped(warmup),
         "attention_used": worker.get("attention"),
         "note": _note(experiment, timed, gpu, worker, samples),
@@ -69,7 +71,7 @@ def summarize_run(record: RunRecord) -> dict[str, Any]:
 def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
     times_s = list(_times_s(timed).values())
     skipped = _skipped(timed)
-    rate = metrics.tokens_per_s(experiment.tokens_per_step, times_s)
+    rate = metrics.tokens_per_s(_tokens_per_step(experiment, timed), times_s)
     per_gpu = trained = mean_s = median_s = slow_steps = None
     if times_s:
         mean_s = fmean(times_s)
@@ -89,6 +91,17 @@ def _speed(experiment: Experiment, timed: Rows) -> dict[str, float | None]:
         "slow_steps": slow_steps,
         "timed_steps": len(times_s),
     }
+
+
+def _tokens_per_step(experiment: Experiment, timed: Rows) -> float | None:
+    """Return the mean tokens of the steps that have a time: they differ where sequences are padded or packed."""
+    tokens = [step.get("tokens") for step in timed if "step_time_s" in step]
+    known = [count for count in tokens if count is not None]
+    if tokens and len(known) == len(tokens):
+        return fmean(known)
+    with suppress(SettingsError):  # another program's sizes may be unknown
+        return experiment.tokens_per_step
+    return None
 
 
 def _times_s(timed: Rows) -> dict[int, float]:
@@ -157,10 +170,18 @@ def _losses(record: RunRecord, steps: Rows) -> dict[str, float | None]:
     Ranks average them when a run ends; the engine of a pipeline averages them in each step.
     """
     experiment = record.experiment
-    in_each_step = experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
+    in_each_step = experiment.gpus == 1
+    with suppress(SettingsError):
+        in_each_step |= experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
     if not steps or not (record.worker or in_each_step):
         return {"loss_first": None, "loss_last": None}
-    return {"loss_first": steps[0].get("loss"), "loss_last": steps[-1].get("loss")}
+    losses = _known(steps, "loss") or [None]  # other programs log some steps only
+    return {"loss_first": losses[0], "loss_last": losses[-1]}
+
+
+def _known(steps: Rows, name: str) -> list[Any]:
+    """Return a figure of the steps that have it."""
+    return [step[name] for step in steps if step.get(name) is not None]
 
 
 def _profile(record: RunRecord) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def prepare(run: RunPaths, experiment: Experiment) -> None:
     """
     record = RunRecord(run)
     record.check_readable()
+    record.check_repeatable()
     if record.is_finished():
         raise SettingsError(
             f"run_dir is {str(run.dir)!r}: it holds a finished run; choose another folder"

@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from dsnb.base.errors import SettingsError
+from dsnb.base.errors import DsnbWarning, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock, own_memory
 from dsnb.measure.record import ending, failure, seen, stated
@@ -99,7 +100,7 @@ def record(
     >>> runs = dsnb.load_runs("mine")
     >>> print(runs[["status", "micro_batch_size", "seq_len", "timed_steps"]].to_string(index=False))
     status  micro_batch_size  seq_len  timed_steps
-        ok                 2        8          2.0
+        ok                 2        8            2
     """
     recording = Recording(run_dir, warmup_steps, steps, settings)
     recording.watch(model)
@@ -208,8 +209,31 @@ class Recording:
                 grad_norm = self._engine.get_global_grad_norm()
             if skipped is None:
                 skipped = not self._engine.was_step_applied()
-        self._end_step(grad_norm, skipped)
+        if not self._steps.count:
+            self._check_agreement()
+        with self._harmless():
+            self._end_step(grad_norm, skipped)
         return self.is_complete
+
+    def _check_agreement(self) -> None:
+        try:
+            stated.check_agreement(self._stated, self._seen())
+        except SettingsError:
+            self._let_go()
+            raise
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """End the recording, not the script, if a record cannot be written."""
+        try:
+            yield
+        except Exception as error:
+            self._let_go()
+            warnings.warn(
+                f"the recording has ended: {type(error).__name__}: {error}",
+                DsnbWarning,
+                stacklevel=4,
+            )
 
     def _end_step(self, grad_norm: Any, skipped: Any) -> None:
         number = self._steps.count + 1
@@ -249,11 +273,6 @@ class Recording:
     def _open_folder(self) -> None:
         """Write what the first step has shown."""
         found = self._seen()
-        try:
-            stated.check_agreement(self._stated, found)
-        except SettingsError:
-            self._let_go()
-            raise
         neighbours = self._ranks.meet(MEET_S)
         if self._ranks.rank == 0:
             run = self._open(found)
@@ -322,6 +341,10 @@ class Recording:
             if self._over or not self._begun:
                 return
             self._over = True
+        with self._harmless():
+            self._complete()
+
+    def _complete(self) -> None:
         self._steps.finish()
         self.is_complete = self._wanted_steps is not None
         self._let_go()

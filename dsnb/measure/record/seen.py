@@ -90,7 +90,7 @@ def _without_autocast(part: Settings) -> Settings:
 
 def _of_wrapper(layer: Any) -> Settings:
     if is_engine(layer):
-        return _of_deepspeed(_engine_config(layer)) | _of_optimizer_of(layer)
+        return of_deepspeed(_engine_config(layer)) | _of_optimizer_of(layer)
     if isinstance(layer, DistributedDataParallel):
         return _of_ddp(layer)
     if isinstance(layer, FullyShardedDataParallel):
@@ -257,7 +257,7 @@ def _engine_config(engine: Any) -> Mapping[str, Any]:
     return config
 
 
-def _of_deepspeed(config: Mapping[str, Any]) -> Settings:
+def of_deepspeed(config: Mapping[str, Any]) -> Settings:
     """Return what a configuration of DeepSpeed shows; values that are still `auto` are unknown."""
     zero = config.get("zero_optimization") or {}
     seen: Settings = {
@@ -365,7 +365,7 @@ def _of_accelerate() -> Settings:
         seen |= {"precision": precision, "mixed_precision": "autocast"}
     plugin = getattr(state, "deepspeed_plugin", None)
     if kind == "DEEPSPEED" and plugin is not None:
-        seen |= _of_deepspeed(plugin.deepspeed_config)
+        seen |= of_deepspeed(plugin.deepspeed_config)
     return seen | _of_dynamo(getattr(state, "dynamo_plugin", None)) | _of_parallelism(state)
 
 

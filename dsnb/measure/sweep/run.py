@@ -224,6 +224,7 @@ def is_finished(run: Run, retry: bool = False) -> bool:
     """
     record = RunRecord(run.paths)
     record.check_readable()
+    record.check_repeatable()
     if record.status in ENDED:
         differences = job.changed_settings(run, record)
         if differences:

@@ -249,7 +249,8 @@ class FsdpTrainer(TorchTrainer):
         if self.experiment.gathered_weights == "micro-batch":
             options["reshard_after_forward"] = False
         numbers = self.experiment.numbers
-        if numbers.natively_half and numbers.trained != numbers.forward:
+        in_fp32 = numbers.trained != numbers.forward or numbers.accumulates_in_fp32
+        if numbers.natively_half and in_fp32:
             # Inputs keep their types, as in DeepSpeed's bf16: the hidden state is in bf16 already,
             # and OLMo 2 hands the cosines and sines of positions to its blocks in fp32. FSDP2 casts
             # them in the forward pass, but not where torch 2.11 and 2.12 recompute a block, which

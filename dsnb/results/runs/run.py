@@ -138,8 +138,8 @@ class Run:
 
     @property
     def is_standalone(self) -> bool:
-        """Whether a script of a user was recorded, not a run that a sweep planned."""
-        return not self.is_own and self.settings.keys().isdisjoint(ORDER)
+        """Whether a script of a user was recorded, which dsnb did not start."""
+        return programs.is_standalone(self.settings)
 
     @functools.cached_property
     def recorded_name(self) -> str:
@@ -198,7 +198,10 @@ class Run:
             reason = agreement.contradiction(self.settings, self.result, self.timed_steps)
         if reason is None:
             return self.result["status"], self.result.get("cause")
-        return "interrupted", f"{reason}; start the sweep again"
+        again = "start the sweep again"
+        if self.is_standalone:
+            again = "run the script again"
+        return "interrupted", f"{reason}; {again}"
 
     def setting_columns(self) -> Record:
         """Return the settings as columns.

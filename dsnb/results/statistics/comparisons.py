@@ -497,5 +497,4 @@ def _setting_numbers(runs: pd.DataFrame, sets: Sequence[pd.DataFrame]) -> pd.Ser
     if all("allocator" not in own or own["allocator"].nunique() <= 1 for own in sets):
         names.remove("allocator")  # runs made before it was a setting
     settings = runs.reindex(columns=names).astype(object).assign(program=loops(runs))
-    names.append("program")
-    return settings.groupby(names, sort=False, dropna=False).ngroup()
+    return settings.groupby([*settings], sort=False, dropna=False).ngroup()

@@ -16,6 +16,7 @@ from dsnb.base.system.hardware import GIB
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import named_runs, numbers, with_parallelism
 from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
+from dsnb.settings import known, programs
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records.columns import SETTINGS
 
@@ -40,8 +41,8 @@ REQUIRED_COLUMNS = [
     labels.PARALLELISM, "tensor_parallel", "pipeline_parallel", "gpus", "precision", "seq_len", "micro_batch_size",
     "grad_accum", "activation_checkpointing",
 ]  # fmt: skip
-"""Settings that theory must know. The others are what few programs offer or change, so their
-defaults are assumed."""
+"""Settings that theory must know, also of published runs. The others are what few programs offer or
+change, so their defaults are assumed; recorded runs must say more (`dsnb.settings.known`)."""
 ASSUMED = {**DEFAULTS, "grad_accum_dtype": "bf16"}
 """Of a setting without a value; other programs accumulate in the format of the weights."""
 COLUMNS = [
@@ -70,7 +71,7 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
         row = {"experiment": name, "n": len(part), "where": WHERE[column]}
         row["measured_gib"] = part[column].median()
         run = part.iloc[0]
-        if run[REQUIRED_COLUMNS].notna().all():
+        if _is_known(run):
             assumed = {name: ASSUMED[name] for name in SETTINGS}
             parts = theory(run.fillna(assumed).to_dict())
             row |= {f"{part}_gib": gib for part, gib in parts.items()}
@@ -79,6 +80,14 @@ def footprint(runs: pd.DataFrame) -> pd.DataFrame:
     table["theory_gib"] = table[_PARTS_GIB].sum(axis=1, min_count=1)
     table["rest_gib"] = table["measured_gib"] - table["theory_gib"]
     return table
+
+
+def _is_known(run: "pd.Series[Any]") -> bool:
+    """Return whether theory knows the settings of a run that it must."""
+    if not run[REQUIRED_COLUMNS].notna().all():
+        return False
+    settings = run.to_dict()
+    return programs.has_defaults(settings) or not known.unknown(Experiment.of_row(settings))
 
 
 def _measured(runs: pd.DataFrame) -> pd.DataFrame:
@@ -107,11 +116,14 @@ def theory(run: Mapping[str, Any]) -> dict[str, float]:
     experiment = Experiment.of_row(run)
     states = _states(experiment, shape, run)
     accumulated = 0.0
-    if experiment.numbers.accumulates_in_fp32:
+    in_fp32 = experiment.numbers.accumulates_in_fp32
+    if experiment.reduce_gradients == "step":
+        accumulated = states.gradients * experiment.shard_ranks
+        if in_fp32:
+            accumulated *= 2
+    elif in_fp32 and experiment.parallel_strategy.is_deepspeed:
         # A buffer in fp32 beside the gradients of a micro-batch in bf16.
         accumulated = states.gradients * 2
-    elif experiment.reduce_gradients == "step":
-        accumulated = states.gradients * experiment.shard_ranks
     elif experiment.grad_accum > 1:
         accumulated = states.gradients
     attention = run.get("attention_used")

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from dsnb.base.errors import LaunchError
 from dsnb.base.files import json_files
+from dsnb.settings import programs
 from dsnb.settings.records import advice
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.run_record import RunRecord
@@ -63,10 +64,11 @@ class Result:
         return f"<Result {self.status}: {self.run_dir}>"
 
     def shortage(self) -> Shortage | None:
-        """Return the settings and figures of the memory shortage; None unless the status is `oom`."""
-        if self.status != "oom":
+        """Return the settings and figures of the memory shortage; None unless the status of a run of dsnb is `oom`."""
+        record = RunRecord(self.paths)
+        if self.status != "oom" or not programs.is_own(record.settings):
             return None
-        return Shortage.of(RunRecord(self.paths), self.summary, self.exit_codes)
+        return Shortage.of(record, self.summary, self.exit_codes)
 
     def advice(self) -> list[str]:
         """Return advice for a run that is not ok, one sentence each."""

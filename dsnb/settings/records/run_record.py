@@ -4,8 +4,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dsnb.base.errors import LaunchError
+from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
+from dsnb.settings import programs
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
@@ -84,6 +85,11 @@ class RunRecord:
         return self.paths.bandwidth_plan.exists()
 
     @property
+    def is_standalone(self) -> bool:
+        """Whether a script of a user was recorded, which dsnb cannot repeat."""
+        return programs.is_standalone(self.settings)
+
+    @property
     def expected_steps(self) -> int | None:
         """Timed steps that the settings ask for; None for a script that is recorded until it ends."""
         if self.is_bandwidth_test:
@@ -123,6 +129,14 @@ class RunRecord:
     def is_finished(self) -> bool:
         """Return whether the run ended and its record is complete."""
         return self.status in ENDED and not self.unfinished()
+
+    def check_repeatable(self) -> None:
+        """Raise SettingsError for a folder with the record of a user's script, which a run would replace."""
+        if self.is_standalone:
+            raise SettingsError(
+                f"run_dir is {str(self.paths.dir)!r}: it holds a recorded run of "
+                f"{programs.of_record(self.settings)!r}; choose another folder"
+            )
 
     def check_readable(self) -> None:
         """Raise LaunchError if a file exists that cannot be read: the run may be finished, and must not be repeated."""

@@ -19,7 +19,7 @@ USED_BY = {
     "tensor_parallel": ", which keeps whole layers; use strategy 'deepspeed', 'fsdp' or 'plain'",
     "pipeline_parallel": ": pipelines are DeepSpeed's; use strategy 'deepspeed'",
     "deepspeed": ": these are keys of DeepSpeed's configuration; use strategy 'deepspeed'",
-    "grad_accum_dtype": (": torch accumulates in the weights' format; use strategy 'deepspeed'"),
+    "grad_accum_dtype": ": torch accumulates in the weights' format; use strategy 'deepspeed' or 'fsdp'",
     "overlap_comm": ": it is ZeRO's; use strategy 'deepspeed'",
     "bucket_elements": ", which has no buckets; use strategy 'deepspeed' or 'ddp'",
     "gradient_checks": ": the checks are ZeRO's; use strategy 'deepspeed'",
@@ -163,6 +163,8 @@ class Strategy:
     """Whether `mixed_precision` matters: otherwise half precision is always autocast."""
     has_masters: bool = False
     """Whether native half precision trains weights in half precision, with copies in fp32."""
+    may_reduce_in_fp32: bool = False
+    """Whether gradients of weights in bf16 without masters can be added up and reduced in fp32."""
     shares_split_inputs: bool = False
     """Whether split layers that read one input add up its gradient together: queries, keys and values."""
     wraps_blocks: bool = False

@@ -19,9 +19,18 @@ class Fsdp(Strategy):
     label = kind = "FSDP"
     label_of_groups = "HSDP"
     simplicity = 3
-    settings = frozenset({"reduce_gradients", "gathered_weights", "shard_size", "tensor_parallel"})
+    settings = frozenset(
+        {
+            "reduce_gradients",
+            "gathered_weights",
+            "shard_size",
+            "tensor_parallel",
+            "grad_accum_dtype",
+        }
+    )
     why_no_zero = "FSDP shards everything by itself"
     shares_split_inputs = True
+    may_reduce_in_fp32 = True
     wraps_blocks = True
     gathers_per_micro_batch = 2
     """Passes for which weights are gathered, unless they are kept."""
@@ -107,8 +116,12 @@ class Fsdp(Strategy):
         return 4.0
 
     def reduced_bytes(self, s: Any, model: ModelSize) -> float:
-        """Return the bytes of a gradient, which is reduced in the format of the shards."""
-        return float(self.numbers(s).trained_bytes)
+        """Return the bytes of a gradient: those of the shards, unless bf16 is reduced in fp32."""
+        return float(self.numbers(s).accumulated_bytes)
+
+    def accumulates_in_fp32(self, s: Any) -> bool:
+        """Return whether gradients of weights in bf16 are reduced in fp32, and whole ones added up in it."""
+        return bool(s.grad_accum_dtype == "fp32")
 
     def former_defaults(self, s: Any) -> dict[str, Any]:
         """Return that gradients were reduced once a step before `reduce_gradients` chose."""

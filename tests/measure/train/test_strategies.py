@@ -388,6 +388,7 @@ def test_stages_autocast_and_split_models_stay_near_one_another_in_bf16_and_are_
         {"strategy": "plain"},
         {**DDP, "gpus": 2},
         {**FSDP, "gpus": 2},
+        {**FSDP, "gpus": 2, "grad_accum_dtype": "fp32"},
         {"zero_stage": 1, "gpus": 2},
         {"zero_stage": 2, "gpus": 2},
         {"zero_stage": 3, "gpus": 2},

@@ -197,6 +197,11 @@ def test_fsdp_shards_each_block_by_itself_and_adds_gradients_in_fp32(small, one_
     policy = sharded.sharding()["mp_policy"]
     assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     assert policy.cast_forward_inputs is False
+    pure = {"strategy": "fsdp", "precision": "bf16", "mixed_precision": "none"}
+    sharded.experiment = small(**pure)
+    assert "mp_policy" not in sharded.sharding()
+    sharded.experiment = small(**pure, grad_accum_dtype="fp32")
+    assert sharded.sharding()["mp_policy"] == policy
 
 
 @pytest.mark.parametrize(
