@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsnb.base.files import json_files
+from dsnb.base.formulas import model_shapes
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.training import text
@@ -43,7 +44,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def complete(run: RunPaths) -> None:
-    """Put what the script showed where its settings are unknown in `experiment.json`, and its program."""
+    """Put what the script showed where its settings are unknown in `experiment.json`, and its program and model."""
     settings = json_files.read_json(run.experiment)
     record = json_files.read_json(run.observed)
     if not settings or not record:
@@ -53,4 +54,7 @@ def complete(run: RunPaths) -> None:
         if settings.get(name) is None:
             settings[name] = value
     settings["program"] = record.get("program") or settings.get("program")
+    model = record.get("model")
+    if model and settings.get("model") is None:
+        settings |= {"model": model, "model_name": model_shapes.slug(model)}
     json_files.write_json(run.experiment, settings)
