@@ -21,12 +21,15 @@ from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings import flat_keys, programs
+from dsnb.settings.exchange import files
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
 
 if TYPE_CHECKING:
     from dsnb.show.form.measure import Measuring
 
+ALTERNATIVES = 2
+"""Alternatives whose files for other programs are written."""
 NEEDED = ("model", "seq_len")
 """Settings without which no prediction orders the settings of a command."""
 OF_COMMANDS = "dsnb's defaults for settings that are neither stated nor passed to the command"
@@ -304,29 +307,49 @@ def _by_runs(
 
 
 def write(folder: str | Path, answer: Answer) -> list[str]:
-    """Write a recommendation into a folder, and return sentences on what was written and how to verify it.
+    """Write a recommendation into a folder, and return sentences on what was written and what it lacks.
 
-    That is a params file of the recommended setting and its alternatives, and DeepSpeed's
-    configuration of the former.
+    That is a params file of the recommended setting and its alternatives, and for other programs
+    the files of the setting, and of two alternatives in folders of their own.
     """
-    from dsnb.settings.exchange import deepspeed_config
     from dsnb.show.form.measure import params_of
 
     if answer.table.empty:
         raise SettingsError(f"nothing is written to {folder}: no setting fits")
     experiments = answer.experiments[: len(answer.table)]
-    best = experiments[0]
+    best, *others = experiments
     name = f"recommend_{model_shapes.slug(best.model)}"
     question = f"Which of the settings recommended for {answer.task} is the fastest?"
     content = params_of(name, question, experiments, repeats=4)
     params = Path(folder) / "params.yaml"
-    config = Path(folder) / "deepspeed.json"
     params.parent.mkdir(parents=True, exist_ok=True)
     json_files.write_text(params, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
     sentences = [f"Written: {params}; to verify it by runs: dsnb sweep {params}"]
-    config.unlink(missing_ok=True)  # that of an earlier recommendation
-    if best.parallel_strategy.is_deepspeed:
-        json_files.write_json(config, deepspeed_config(best))
-        what = "DeepSpeed's configuration of the recommended setting"
-        sentences.append(f"Written: {config}, {what}")
-    return sentences
+    files.write(best, params.parent)
+    sentences.append(_of_files(params.parent, best))
+    places = [params.parent / f"alternative_{number}" for number in range(1, ALTERNATIVES + 1)]
+    for place in places:
+        files.remove(place)  # that of an earlier recommendation
+    for place, other in zip(places, others, strict=False):
+        files.write(other, place)
+        sentences.append(f"Written: {place}, the same for {other.name_with_model}")
+    return [*sentences, *_left_out(params.parent, best)]
+
+
+def _of_files(folder: Path, experiment: Experiment) -> str:
+    """Return the sentence on the files of a setting for other programs."""
+    names = list(files.files(experiment))
+    said = f"Written: {folder} has {', '.join(names)}"
+    return f"{said}: the recommended setting for other programs"
+
+
+def _left_out(folder: Path, experiment: Experiment) -> list[str]:
+    """Return sentences on what the files for the Trainer do not say, and on what applies it."""
+    missing = files.not_said(experiment)
+    by_call = [one.text for one in missing if one.adapted]
+    by_hand = [one.text for one in missing if not one.adapted]
+    call = f'dsnb.adapt(model, "{folder / files.SETTINGS_FILE}")'
+    return [
+        f"Not in the Trainer's files, and done by model = {call}: {' '.join(by_call)}",
+        f"Not in the Trainer's files, and yours to do: {' '.join(by_hand)}",
+    ]
