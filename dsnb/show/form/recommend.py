@@ -175,7 +175,9 @@ def as_predicted(experiment: Experiment) -> Experiment:
     unknown = [name for name in NEEDED if getattr(experiment, name) is None]
     if unknown:
         named = " and ".join(unknown)
-        raise SettingsError(f"predictions need {named}: state what your script has below 'defaults:'")
+        raise SettingsError(
+            f"predictions need {named}: state what your script has below 'defaults:'"
+        )
     return experiment.complete
 
 
