@@ -13,8 +13,10 @@ from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.training import text
+from dsnb.settings.training import LONG, text
 
+EXACT, ROUNDED = 1e-6, 0.01
+"""Relative differences of numbers that are equal; programs count large ones, such as buckets, in MiB."""
 OPEN = "auto"
 """A value that leaves the choice to the program."""
 
@@ -38,9 +40,10 @@ def differences(asked: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[s
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    if isinstance(first, int | float) and isinstance(second, int | float):
-        return math.isclose(first, second, rel_tol=1e-6)
-    return bool(first == second)
+    if not isinstance(first, int | float) or not isinstance(second, int | float):
+        return bool(first == second)
+    tolerance = ROUNDED if abs(first) >= LONG else EXACT
+    return math.isclose(first, second, rel_tol=tolerance)
 
 
 def complete(run: RunPaths) -> None:
