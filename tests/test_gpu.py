@@ -58,13 +58,18 @@ def test_pure_bf16_trains_with_fused_optimizers_and_keeps_nothing_in_fp32(traine
 
 @pytest.mark.parametrize("strategy", ["plain", "fsdp"])
 @pytest.mark.parametrize("pure", ["native", "none"])
-def test_compiled_moments_of_8_bits_train_nearly_as_those_of_32(trained, losses, strategy, pure):
-    """torchao compiles the step of each tensor for the GPU; on CPU ranks the tests run it eagerly."""
+def test_compiled_moments_of_8_bits_train_as_uncompiled_ones(trained, losses, strategy, pure):
+    """torchao compiles the step of each tensor for the GPU; on CPU ranks the tests run it eagerly.
+
+    Losses of 32 bits are no measure: OPT's ReLU is rarely active in some rows, whose second moments
+    round to zero beside the others of their block (docs/TRAPS.md).
+    """
     settings = {**ON_GPU, "model": "opt-tiny", "precision": "bf16", "learning_rate": 1e-3}
-    settings |= {"strategy": strategy, "mixed_precision": pure}
-    eighth = {**settings, "optimizer": "adamw-8bit"}
-    assert losses("states", **eighth) == pytest.approx(losses(**settings), abs=5e-2)
-    states = json_files.read_json(trained("states", **eighth)[1].dir / "states.json")
+    settings |= {"strategy": strategy, "mixed_precision": pure, "optimizer": "adamw-8bit"}
+    compiled = losses("states", **settings)
+    assert compiled == pytest.approx(losses("uncompiled_states", **settings), abs=5e-2)
+    assert compiled[-1] < compiled[0] - 0.5
+    states = json_files.read_json(trained("states", **settings)[1].dir / "states.json")
     assert "torch.uint8" in states["formats"]
     assert states["states"] < 1.25 * states["weights"] * (2 / 2 if pure == "none" else 2 / 4)
 
