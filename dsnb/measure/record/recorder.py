@@ -100,7 +100,7 @@ def record(
     >>> runs = dsnb.load_runs("mine")
     >>> print(runs[["status", "micro_batch_size", "seq_len", "timed_steps"]].to_string(index=False))
     status  micro_batch_size  seq_len  timed_steps
-        ok                 2        8          2.0
+        ok                 2        8            2
     """
     recording = Recording(run_dir, warmup_steps, steps, settings)
     recording.watch(model)
@@ -278,7 +278,8 @@ class Recording:
             run = self._open(found)
             if run is not None:
                 self._steps.write_to(run.steps)
-                observed = {"program": self._program, "settings": found}
+                model = seen.model_name(self._model)
+                observed = {"program": self._program, "model": model, "settings": found}
                 json_files.write_json(run.observed, observed)
         if self._ranks.local_rank == 0 and not self._folder.is_launched:
             run = self._open(found)

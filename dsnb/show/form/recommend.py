@@ -20,6 +20,7 @@ from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
+from dsnb.settings import flat_keys, programs
 from dsnb.settings.exchange import files
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 ALTERNATIVES = 2
 """Alternatives whose files for other programs are written."""
+NEEDED = ("model", "seq_len")
+"""Settings without which no prediction orders the settings of a command."""
+OF_COMMANDS = "dsnb's defaults for settings that are neither stated nor passed to the command"
 REPLACED = ("alternative", "runner_up", "outside")
 """Roles of sentences that measurements replace."""
 
@@ -147,16 +151,44 @@ def answers(scope: Scope, target: Target, budget: Budget, measurement: Measureme
         raise SettingsError(
             "device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure"
         )
+    commands: dict[str, Experiment] = {}
     if file:
         settings, _ = settings_of_file(file, scope.settings, scope.gpus)
-        scope = replace(scope, what=list(settings.values()))
+        scope = replace(scope, what=[as_predicted(one) for one in settings.values()])
+        for one in settings.values():
+            if one.command:
+                commands[one.complete.name_with_model] = one
     if measurement.count:
-        return [_measured(scope, target, budget, measurement)]
-    return predicted.recommend(scope, target, budget)
+        found = [_measured(scope, target, budget, measurement, commands)]
+    else:
+        found = predicted.recommend(scope, target, budget)
+    if commands:
+        assumed = say("assumed", what=OF_COMMANDS)
+        found = [replace(one, sentences=(*one.sentences, assumed)) for one in found]
+    return found
 
 
-def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> Answer:
-    """Return the best setting by runs on this machine."""
+def as_predicted(experiment: Experiment) -> Experiment:
+    """Return settings that can be predicted: those of a command with defaults for what is unknown."""
+    if not experiment.command:
+        return experiment
+    unknown = [name for name in NEEDED if getattr(experiment, name) is None]
+    if unknown:
+        named = " and ".join(unknown)
+        raise SettingsError(
+            f"predictions need {named}: state what your script has below 'defaults:'"
+        )
+    return experiment.complete
+
+
+def _measured(
+    scope: Scope,
+    target: Target,
+    budget: Budget,
+    measurement: Measurement,
+    commands: Mapping[str, Experiment],
+) -> Answer:
+    """Return the best setting by runs on this machine; `commands` are those of settings with them, by their names."""
     from dsnb.show.form.measure import Measuring, decide_by_runs  # loads what runs settings
 
     number = measurement.count
@@ -182,7 +214,8 @@ def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measure
             if timed >= MIN_CALIBRATED:
                 on_runs = replace(target, calibrate=runs)
                 answer = only_task(predicted.recommend(scope, on_runs, budget), "measure")
-        return [one.model_copy(update={"device": target.device}) for one in answer.experiments]
+        asked = [commands.get(one.name_with_model, one) for one in answer.experiments]
+        return [one.model_copy(update={"device": target.device}) for one in asked]
 
     best = first.experiments[0]
     model = model_shapes.slug(best.model)
@@ -257,9 +290,12 @@ def _by_runs(
     ended = set(runs["experiment"]) - set(failed)
     alive = {name: one for name, one in measuring.started.items() if name in ended}
     good = runs[runs["experiment"].isin(list(alive))]
-    grad_accum = [alive[name].whole.grad_accum for name in good["experiment"]]
-    whole = good.assign(gpu_name=target.gpu, grad_accum=grad_accum)
-    scope = Scope([candidate.whole for candidate in alive.values()])
+    wholes = {name: candidate.whole.complete for name, candidate in alive.items()}
+    rows = [wholes[name].model_dump(exclude=set(flat_keys.NAMES)) for name in good["experiment"]]
+    known = pd.DataFrame(rows, index=good.index).drop(columns="device")
+    # The figures are of these settings, whatever program and defaults a script has.
+    whole = good.assign(gpu_name=target.gpu, **known, program=programs.DSNB)
+    scope = Scope(list(wholes.values()))
     (answer,) = predicted.recommend(scope, target, budget, whole)
     sentences = []
     for name, row in differences(good, figure="tokens_per_s").iterrows():
