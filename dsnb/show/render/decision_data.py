@@ -164,8 +164,9 @@ def _candidates(
 def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
     """Return `entry`, a params file's line that repeats a setting, and the `files` for other programs.
 
-    Most lines of a file are those of other settings' files, too. A file is sent as the places of
-    its lines in `texts`: the first of some that follow each other, their number, and so on.
+    Most lines of a file are those of other settings' files, too, and often all but the first, which
+    has the name. A file is sent as two places in `texts`: of its first line, and of the places of
+    the others.
     """
     experiment = experiment_of(run)
     if not experiment:
@@ -179,19 +180,10 @@ def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
         entry["deepspeed"] = experiment.deepspeed
     sent = {}
     for name, content in files.files(experiment).items():
-        sent[name] = _runs_of([texts[line] for line in content.splitlines()])
+        first, *others = content.splitlines()
+        places = " ".join(str(texts[line]) for line in others)
+        sent[name] = [texts[first], texts[places]]
     return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), "files": sent}
-
-
-def _runs_of(places: Sequence[int]) -> list[int]:
-    """Return the first of the places that follow each other, their number, and so on."""
-    found: list[int] = []
-    for place in places:
-        if found and place == found[-2] + found[-1]:
-            found[-1] += 1
-        else:
-            found += [place, 1]
-    return found
 
 
 def _pairs(

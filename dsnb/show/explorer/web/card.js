@@ -133,10 +133,11 @@ class Card {
     this.showTake(words.take ?? {}, others.slice(0, ALTERNATIVES));
   }
 
-  // The files for other programs. Their lines are in the page's texts: `runs` has the first of some that follow each other, their number, and so on.
+  // The files for other programs: the places of their first line, and of the places of the others, in the page's texts.
   filesOf({ files = {} }, of) {
-    return Object.entries(files).map(([name, runs]) => {
-      const lines = runs.flatMap((first, at) => (at % 2 ? [] : this.model.texts.slice(first, first + runs[at + 1])));
+    const { texts } = this.model;
+    return Object.entries(files).map(([name, [first, others]]) => {
+      const lines = [first, ...texts[others].split(" ")].map((place) => texts[place]);
       const text = lines.map((line) => `${line}\n`).join("");
       return folded(name, copied(`${name}${of}`, text));
     });
