@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import dsnb
+from dsnb.base.system import hardware
 
 STARTS_PROCESSES = ("launch", "predict", "recommend", "run_sweep", "write_report")
 NAMES = [
@@ -38,6 +39,7 @@ def test_every_public_name_has_an_example_of_which_no_line_is_skipped(name):
 def test_the_example_prints_what_it_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DSNB_OUTPUTS", raising=False)
+    monkeypatch.setenv("DS_ACCELERATOR", hardware.default_device())  # else DeepSpeed prints a guess
     printed = []
     runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
     results = runner.run(example(name), out=printed.append)

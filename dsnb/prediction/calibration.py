@@ -144,13 +144,13 @@ def of_one_loop(runs: Sequence[Measured]) -> list[Measured]:
     """Return the runs of dsnb's loop or, without any, of another one; refuse to pool several others."""
     loops = {run.loop for run in runs}
     if programs.DSNB in loops:
-        loops = {programs.DSNB}
+        return [run for run in runs if run.loop == programs.DSNB]
     if len(loops) > 1:
         raise SettingsError(
             f"runs of several programs ({', '.join(sorted(loops))}) cannot calibrate one loop: give "
             "those of one"
         )
-    return [run for run in runs if run.loop in loops]
+    return [*runs]
 
 
 def unknown_settings(runs: "pd.DataFrame") -> list[str]:

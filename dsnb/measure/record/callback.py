@@ -38,7 +38,7 @@ class TrainerCallback(BaseCallback):  # type: ignore[misc]
     >>> runs = dsnb.load_runs("tiny")
     >>> print(runs[["status", "micro_batch_size", "seq_len", "timed_steps"]].to_string(index=False))
     status  micro_batch_size  seq_len  timed_steps
-        ok                 2        8          3.0
+        ok                 2        8            3
     """
 
     def __init__(

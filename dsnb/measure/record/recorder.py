@@ -100,7 +100,7 @@ def record(
     >>> runs = dsnb.load_runs("mine")
     >>> print(runs[["status", "micro_batch_size", "seq_len", "timed_steps"]].to_string(index=False))
     status  micro_batch_size  seq_len  timed_steps
-        ok                 2        8          2.0
+        ok                 2        8            2
     """
     recording = Recording(run_dir, warmup_steps, steps, settings)
     recording.watch(model)
