@@ -43,8 +43,8 @@ def gathered(ranks: Ranks, own: dict[str, Any]) -> list[dict[str, Any]]:
     if ranks.rank:
         ranks.tell(f"end/{ranks.rank}", own)
         return []
-    others = [ranks.ask(f"end/{rank}", WAIT_S) for rank in range(1, ranks.count)]
-    return [own, *(other or {} for other in others)]
+    others = ranks.ask_all("end", range(1, ranks.count), WAIT_S)
+    return [own, *(told or {} for _, told in others)]
 
 
 def over_ranks(rows: list[Row], ranks: list[dict[str, Any]], sharing: int) -> list[Row]:

@@ -39,6 +39,7 @@ class Steps:
         self._pending: deque[Pending] = deque()
         self._file: Appender | None = None
         self._unused: list[torch.Tensor] = []
+        self._device = device
         self._watches_memory = self._clock.has_queue
         self.rows: list[Row] = []
         """The steps that the device has passed."""
@@ -100,7 +101,7 @@ class Steps:
         """Begin to watch the peak of memory; once, because the user's script may reset it too."""
         self.peak_gib.clear()
         if self._watches_memory:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
 
     def finish(self) -> None:
         """Wait for the device, and pass the remaining steps on."""
@@ -153,7 +154,7 @@ class Steps:
     def _memory(self) -> Row:
         if not self._watches_memory:
             return {}
-        stats = torch.cuda.memory.memory_stats_as_nested_dict()
+        stats = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
         memory = {}
         for what in ("allocated", "reserved"):
             peak = stats[f"{what}_bytes"]["all"]["peak"] / GIB
