@@ -185,6 +185,7 @@ def trainer_options(run: Run) -> dict[str, Any]:
         "per_device_train_batch_size": run.micro_batch_size,
         "gradient_accumulation_steps": run.grad_accum,
         "bf16": run.device == "cuda",
+        "use_cpu": run.device == "cpu",
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
         "adam_beta1": first_beta,
@@ -203,7 +204,6 @@ def with_trainer(run: Run) -> Record:
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(),
         max_steps=steps,
-        use_cpu=run.device == "cpu",
         train_sampling_strategy="sequential",
         logging_first_step=True,
         logging_steps=steps,  # reading a loss waits for the device: only outside of the window

@@ -255,8 +255,8 @@ def _kind(thing: Any) -> str:
 
 API = {
     "api_measure": (
-        "Experiment", "launch", "load_sweep", "run_sweep", "design", "check_parameters", "record", "TrainerCallback",
-        "DsnbError", "SettingsError",
+        "Experiment", "launch", "load_sweep", "run_sweep", "adapt", "design", "check_parameters", "record",
+        "TrainerCallback", "DsnbError", "SettingsError",
     ),
     "api_results": (
         "load_runs", "load_steps", "published", "summarize", "differences", "compare", "explore", "write_report",

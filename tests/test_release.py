@@ -97,7 +97,7 @@ def test_the_wheel_holds_the_package_the_notebooks_and_the_params_files(wheel):
         path.relative_to(ROOT).as_posix() for path in (ROOT / "dsnb").rglob("*.*") if path.is_file()
     }
     files |= {f"dsnb/notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    files |= {f"dsnb/params/{path.name}" for path in (ROOT / "params").glob("*.yaml")}
+    files |= {f"dsnb/params/{path.name}" for path in (ROOT / "params").glob("*.*")}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == {name for name in files if "__pycache__" not in name}
 

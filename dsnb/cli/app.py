@@ -34,6 +34,8 @@ EXTRAS = {
     "jupyterlab": "for JupyterLab: pip install 'dsnb[lab]'",
 }
 """Libraries that are not always installed -> what to say without them."""
+STARTED_WITH = ("notebooks/*.ipynb", "params/*.yaml", "params/*.py")
+"""What `dsnb init` writes."""
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Folder of outputs, or a log.", show_default=False)
 ]
@@ -63,7 +65,8 @@ def init(
 ) -> None:
     """Write notebooks, params files and a README to start from; no file is ever overwritten."""
     sources = {folder / "README.md": START_README}
-    for path in sorted([*SHIPPED.glob("notebooks/*.ipynb"), *SHIPPED.glob("params/*.yaml")]):
+    shipped = [path for pattern in STARTED_WITH for path in SHIPPED.glob(pattern)]
+    for path in sorted(shipped):
         sources[folder / path.relative_to(SHIPPED)] = path
     existing = [path for path in sources if path.exists() or path.is_symlink()]
     if existing:

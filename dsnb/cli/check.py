@@ -58,9 +58,10 @@ def check(
 ) -> None:
     """Say whether a speed is normal: the expected range, measured runs nearby, and the largest gaps."""
     from dsnb.base.formulas.model_shapes import local_config
-    from dsnb.prediction.check.claims import Claim, Seen, known_settings, share
+    from dsnb.prediction.alike import usual_names
+    from dsnb.prediction.check.claims import Claim, Seen, share
 
-    stated = known_settings(parse_overrides(set_ or []))
+    stated = usual_names(parse_overrides(set_ or []))
     if gpus is not None:
         stated["gpus"] = gpus
     seen = Seen(real_tokens=share(real_tokens), gpu_util_pct=gpu_util)

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,9 +16,12 @@ from dsnb.measure.sweep import slurm as slurm_jobs
 from dsnb.measure.sweep.allocation import Allocation
 from dsnb.measure.sweep.params import Run, Sweep
 from dsnb.measure.sweep.run import is_finished, with_inputs
+from dsnb.settings import command
 from dsnb.settings import hostfile as hostfiles
+from dsnb.settings.command import Place
 from dsnb.settings.exchange import deepspeed_config
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records.paths import RunPaths
 
 FINISHED, CHANGED, TO_RUN = "finished", "finished with other settings or files", "to run"
 
@@ -33,10 +37,7 @@ def plan_lines(
     for run, name, state in zip(planned.runs, names, states, strict=True):
         yield f"  {name.ljust(widest)}  {state}"
         if in_full and run.repeat == 1:
-            settings = {
-                "dsnb": run.experiment.model_dump(),
-                "deepspeed": deepspeed_config(run.experiment),
-            }
+            settings = {"dsnb": run.experiment.model_dump(), **_files(run)}
             yield yaml.safe_dump(
                 settings, sort_keys=False, default_flow_style=None, width=110, indent=2
             )
@@ -50,6 +51,13 @@ def plan_lines(
     yield f"{count} run{'s' if count != 1 else ''}, {states.count(TO_RUN)} to run; nothing was started"
 
 
+def _files(run: Run) -> dict[str, Any]:
+    """Return the configurations that a run is given, by their names in its folder."""
+    if run.experiment.command:
+        return command.files(run.experiment, run.paths)
+    return {"deepspeed": deepspeed_config(run.experiment)}
+
+
 def _state(run: Run) -> str:
     """Return the state of a run; one that was finished with other settings would stop the sweep."""
     try:
@@ -59,7 +67,11 @@ def _state(run: Run) -> str:
 
 
 def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
-    """Yield the command for each host of a run, with its ranks; nothing for a run on this machine only."""
+    """Yield the command for each host of a run, with its ranks; on this machine only, there is only one's own."""
+    if experiment.command:
+        place = Place(RunPaths(run_dir), experiment.master_port or 29500)
+        yield f"  {shlex.join(command.arguments(experiment, place))}"
+        return
     if experiment.hostfile == hostfiles.SLURM and not hostfiles.in_allocation():
         return
     try:
@@ -76,8 +88,7 @@ def _commands(experiment: Experiment, run_dir: Path) -> Iterator[str]:
             if experiment.device == "cpu"
             else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices))}
         )
-        command = on_hosts.command(
-            experiment, host, str(Path(sys.executable).with_name("torchrun")), *words, **chosen
-        )
-        yield f"  ranks {first} to {last}: {shlex.join(command)}"
+        torchrun = str(Path(sys.executable).with_name("torchrun"))
+        there = on_hosts.command(experiment, host, torchrun, *words, **chosen)
+        yield f"  ranks {first} to {last}: {shlex.join(there)}"
         first = last + 1

@@ -114,6 +114,16 @@ def predict(
     _show(table, format_, currency, gpu)
     for note in _notes(table, asked, tokens):
         say(note, err=format_.is_data)
+    if runs is not None:
+        say_line(_of_loop(runs, link), err=format_.is_data)
+
+
+def _of_loop(runs: Any, link: str) -> str:
+    """Return how long the loop of measured runs takes, in words."""
+    from dsnb.prediction.calibration import measured, of_one_loop
+    from dsnb.prediction.loop import of_runs
+
+    return of_runs(of_one_loop(measured(runs, link))).sentence
 
 
 def recommend(
@@ -161,7 +171,8 @@ def recommend(
     write: Annotated[
         Path | None,
         option(
-            "FOLDER", "Write DeepSpeed's configuration and a params file of the settings there."
+            "FOLDER",
+            "Write a params file there, and files for Trainer, accelerate, axolotl, LLaMA-Factory and DeepSpeed.",
         ),
     ] = None,
     measure: Annotated[
@@ -313,9 +324,10 @@ def _experiments(
     """Return the settings of a params file that can be predicted, or `traced` as well; print which are left out."""
     from dsnb.prediction.step_time import problem
     from dsnb.prediction.traces import attempts
-    from dsnb.show.form.recommend import settings_of_file
+    from dsnb.show.form.recommend import as_predicted, settings_of_file
 
-    asked, refused = settings_of_file(params, overrides, gpus)
+    settings, refused = settings_of_file(params, overrides, gpus)
+    asked = {name: as_predicted(experiment) for name, experiment in settings.items()}
     reasons = {name: problem(experiment, gpu, link) for name, experiment in asked.items()}
     if traced:
         timed = [name for name in asked if not reasons[name]]

@@ -164,14 +164,18 @@ def sweep(
 
 
 def _print_plan(planned: "Sweep", allocation: "Allocation | None", verbose: bool) -> None:
-    """Print the runs of a sweep and what this machine lacks; raise SettingsError with what no machine would run."""
+    """Print the runs of a sweep and what this machine lacks; raise SettingsError with what no machine would run.
+
+    The program of a command is looked for on this machine all the same: most often it is misspelled.
+    """
     from dsnb.cli.plan import plan_lines
-    from dsnb.measure.sweep.run import check_models, unsupported
+    from dsnb.measure.sweep.run import check_models, check_programs, unsupported
 
     for line in plan_lines(planned, allocation, verbose):
         say(line)
     if allocation:
         return
+    check_programs(planned)
     for problem in unsupported(planned):
         say(f"this machine cannot run it: {problem}", err=True)
     check_models(planned)

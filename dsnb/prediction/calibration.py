@@ -8,15 +8,18 @@ are enough.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsnb.base.errors import SettingsError
+from dsnb.base.formulas.model_shapes import facts
 from dsnb.prediction import gpus, tuned
+from dsnb.prediction.alike import usual_names
 from dsnb.prediction.gpus import Link
 from dsnb.prediction.step_time import (
     DEFAULT,
@@ -36,6 +39,8 @@ from dsnb.settings.training import text
 if TYPE_CHECKING:
     import pandas as pd
 
+MODEL = "model.json"
+"""The configuration of a recorded script's model, in its run folder."""
 MIN_CALIBRATED = 3
 """Minimum number of settings to fit constants to."""
 STEPS = 12
@@ -66,6 +71,8 @@ class Measured:
     launch_ratio: float = 1.0
     loop: str = programs.DSNB
     """The program that trained, without its version."""
+    peak_gib: float | None = None
+    """Peak of memory, where it was measured."""
 
 
 def measured(runs: "pd.DataFrame", link: Link | str = "nvlink") -> list[Measured]:
@@ -90,8 +97,9 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     if values.get("status", "ok") != "ok" or values.get("alloc_retries", 0) > 0:
         return None
     gpu = gpus.known_gpu(str(values.get("gpu_name")))
+    values["model"] = model_of(values)
     try:
-        experiment = known.completed(Experiment.of_row(values))
+        experiment = known.completed(Experiment.of_row(usual_names(values)))
     except SettingsError:
         return None
     step_time_s = values.get("step_time_mean_s")
@@ -110,20 +118,39 @@ def of_record(record: dict[Any, Any], link: Link) -> Measured | None:
     host = {name: ratio * getattr(counts, name) for name in HOST_COUNTS}
     of_host = replace(counts, **host)
     loop = programs.loop(programs.of_record(values))
-    return Measured(experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio, loop)
+    peak_gib = values.get("peak_allocated_gib")
+    return Measured(
+        experiment, str(values["gpu_name"]), float(step_time_s), of_host, ratio, loop, peak_gib
+    )
+
+
+def model_of(values: Mapping[str, Any]) -> str | None:
+    """Return the model of a run's row: one that can be counted, or the configuration that its folder keeps.
+
+    A recorded script names its model as it likes.
+    """
+    model = values.get("model")
+    if isinstance(model, str) and facts(model):
+        return model
+    folder = values.get("run_dir")
+    if isinstance(folder, str):
+        kept = Path(folder) / MODEL
+        if kept.is_file():
+            return str(kept)
+    return model
 
 
 def of_one_loop(runs: Sequence[Measured]) -> list[Measured]:
     """Return the runs of dsnb's loop or, without any, of another one; refuse to pool several others."""
     loops = {run.loop for run in runs}
     if programs.DSNB in loops:
-        loops = {programs.DSNB}
+        return [run for run in runs if run.loop == programs.DSNB]
     if len(loops) > 1:
         raise SettingsError(
             f"runs of several programs ({', '.join(sorted(loops))}) cannot calibrate one loop: give "
             "those of one"
         )
-    return [run for run in runs if run.loop in loops]
+    return [*runs]
 
 
 def unknown_settings(runs: "pd.DataFrame") -> list[str]:
@@ -178,6 +205,10 @@ def calibrate(runs: Sequence[Measured], start: Constants = DEFAULT) -> Constants
     return _constants(fitted)
 
 
+Method = Callable[[Sequence[Measured], Constants], Constants]
+"""What makes constants of runs and of constants to start from."""
+
+
 def _constants(logarithms: NDArray[np.float64]) -> Constants:
     return Constants(*np.exp(logarithms).tolist())
 
@@ -194,11 +225,14 @@ def limited_by_cpu(counts: StepCounts, constants: Constants = DEFAULT) -> NDArra
     return slowed_s > (1 + LIMITS.slowed_step) * times_s
 
 
-def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float]:
+def left_out(
+    runs: Sequence[Measured], start: Constants = DEFAULT, method: Method = calibrate
+) -> list[float]:
     """Return the error of each run in per cent, predicted with constants fitted to the runs of all other models.
 
     If all runs are of one model, each setting is left out instead. With more than 20 models or
-    settings, several are left out together. `start` must not depend on the runs.
+    settings, several are left out together. `start` must not depend on the runs; `method` makes
+    constants of runs and these.
     """
     groups: list[object] = [run.experiment.model for run in runs]
     if len(set(groups)) == 1:
@@ -209,7 +243,7 @@ def left_out(runs: Sequence[Measured], start: Constants = DEFAULT) -> list[float
     for fold in sorted(set(folds)):
         chosen = [place for place, other in enumerate(folds) if other == fold]
         others = [run for run, other in zip(runs, folds, strict=True) if other != fold]
-        constants = calibrate(others, start)
+        constants = method(others, start)
         predicted_s = step_times([runs[place].counts for place in chosen], constants).step_time_s
         measured_s = [runs[place].step_time_s for place in chosen]
         errors_pct[chosen] = 100 * (np.asarray(predicted_s) / measured_s - 1)

@@ -17,14 +17,15 @@ from dsnb.prediction import (
     calibration,
     gpus,
     host_memory,
+    loop,
     nearest,
     probed,
     speed_range,
 )
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE, Coverage, Errors
 from dsnb.prediction.calibration import Measured, measured, of_one_loop, unknown_settings
-from dsnb.prediction.calibration import calibrate as fit
 from dsnb.prediction.gpus import GpuSpec, Link
+from dsnb.prediction.loop import Calibrated
 from dsnb.prediction.memory import peak_memory, room_gib
 from dsnb.prediction.reserved import rule as reserved_rule
 from dsnb.prediction.shapes import shape
@@ -42,6 +43,7 @@ from dsnb.prediction.step_time import parts as step_parts
 from dsnb.prediction.traces import MemoryTrace, traces
 from dsnb.prediction.work import trained_parameters
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.programs import DSNB
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,20 +78,20 @@ class Hardware:
         None  # ranges by kind of setting of runs that it was calibrated on; else the stated ones
     )
     probe: str = ""  # the probe of a machine that the constants were adjusted by
+    loop: Calibrated | None = None  # the runs that it was calibrated on
     host_gib: float = math.nan  # memory of each host; NaN where it is unknown
 
     def calibrated(self, runs: Sequence[Measured]) -> "Hardware":
         """Return the same, calibrated on measured runs and their host, with the error on models that were left out."""
-        fitted = fit(runs)
+        found = loop.of_runs(runs)
         launch_ratio = statistics.median(run.launch_ratio for run in runs)
         return replace(
             self,
-            constants=fitted.on_host(launch_ratio),
+            constants=found.constants.on_host(launch_ratio),
             probe="",
             covered=Coverage.of(runs, self.link),
-            errors=accuracy.by_kind(
-                runs, calibration.left_out(runs), fitted, speed_range.of_errors
-            ),
+            errors=found.errors,
+            loop=found,
         )
 
     def probed(self) -> "Hardware":
@@ -115,7 +117,11 @@ class Hardware:
             kinds = accuracy.kinds(experiment, by_cpu)
             own = speed_range.of_error(accuracy.expected_error(kinds, self.errors))
             return SpeedRanges(own, own)
-        return speed_range.of_setting(experiment, gpu, by_cpu, self.link.nodes(experiment))
+        nodes = self.link.nodes(experiment)
+        if self.loop and self.loop.program != DSNB:  # and too few runs to tell their own
+            of_others = speed_range.others(gpu, nodes)
+            return SpeedRanges(of_others, others=of_others)
+        return speed_range.of_setting(experiment, gpu, by_cpu, nodes)
 
 
 def predict(
@@ -143,8 +149,10 @@ def predict(
         `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes,
         `ib:100/node` for a network that the GPUs of a node share.
     calibrate
-        Measured runs, as `dsnb.load_runs` returns them, that the constants of the time model are
-        fitted to; by default they are those of H200.
+        Measured runs of one loop, as `dsnb.load_runs` returns them, that the time model is
+        calibrated on: by one factor of their loop, or by a fit of all constants where that predicts
+        settings better that are left out (`dsnb.prediction.loop`). By default, the constants are
+        those of dsnb's loop on H200.
     tokens
         Tokens to train on, for `days`, `gpu_hours` and `cost`; by default 20 per parameter of the
         model, and 50 million with LoRA or pretrained weights.
@@ -371,17 +379,20 @@ def _memory_columns(
     experiment: Experiment, trace: MemoryTrace, hardware: Hardware, host_need_gib: float
 ) -> dict[str, Any]:
     peak = peak_memory(experiment, trace)
+    peak_gib = peak.gib
+    if hardware.loop:
+        peak_gib += hardware.loop.more_gib(experiment)
     left_gib = room_gib(experiment, hardware.gpu.memory_gib)
     fits: bool | None = False
-    if peak.gib <= left_gib:
+    if peak_gib <= left_gib:
         fits = host_memory.fits(experiment, host_need_gib, hardware.host_gib)
     rule = reserved_rule(experiment)
-    reserved_gib = rule.reserved_gib(experiment, peak.gib)
+    reserved_gib = rule.reserved_gib(experiment, peak_gib)
     return {
         "fits": fits,
-        "tight": peak.gib <= left_gib < reserved_gib,
-        "headroom_gib": left_gib - peak.gib,
-        "peak_allocated_gib": peak.gib,
+        "tight": peak_gib <= left_gib < reserved_gib,
+        "headroom_gib": left_gib - peak_gib,
+        "peak_allocated_gib": peak_gib,
         **accuracy.peak_error(experiment).columns("peak_allocated"),
         "peak_reserved_gib": reserved_gib,
         **rule.expected.columns("peak_reserved"),

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from dsnb.prediction import accuracy, calibration, gpus, tuned
+from dsnb.prediction import accuracy, calibration, gpus, loop, tuned
 from dsnb.prediction.accuracy import DEFAULT_COVERAGE
-from dsnb.prediction.calibration import Measured, limited_by_cpu, measured
+from dsnb.prediction.calibration import Measured, limited_by_cpu, measured, of_one_loop
 from dsnb.prediction.gpus import GpuSpec
 from dsnb.prediction.step_time import stack
 from dsnb.results.runs.labels import count
@@ -89,8 +89,14 @@ def errors_for(gpu: str | GpuSpec, link: str, calibrate: pd.DataFrame | None = N
         if name in DEFAULT_COVERAGE.names[accuracy.GPU]:
             return DEFAULT_RATIOS
         return ELSEWHERE
-    runs, hosts = of_hosts(calibrate, link)
-    errors = by_limit(runs, calibration.left_out(runs), hosts)
+    of_all, hosts_of_all = of_hosts(calibrate, link)
+    runs = of_one_loop(of_all)
+    kept = {run.loop for run in runs}
+    hosts = [host for run, host in zip(of_all, hosts_of_all, strict=True) if run.loop in kept]
+    errors: Ratios = {}
+    if runs:
+        errors_pct = calibration.left_out(runs, method=loop.method_of(runs))
+        errors = by_limit(runs, errors_pct, hosts)
     on_this = {gpus.find(run.gpu_name).name for run in runs}
     return errors if errors and name in on_this else ELSEWHERE
 

@@ -243,6 +243,9 @@ def _answer(
 ) -> Answer:
     """Return the answer of a search; `offloaded` says that offload was considered, too."""
     title = tasks(settings_of(list(search.asked.values())[:1]))[0].title
+    calibrated = search.target.hardware.loop
+    if calibrated:
+        more = [calibrated.sentence, *more]
     if not result.chosen:
         return Answer(title, search.table.head(0), (no_fit(search, offloaded), *more))
     options = result.options

@@ -34,6 +34,16 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.strategies import ModelSize
 
 HOST_CONSTANTS = ("host_launch_us", "host_parameter_us", "host_gather_us")
+SHARES = (
+    "matmul_efficiency",
+    "unaligned_efficiency",
+    "attention_efficiency",
+    "memory_efficiency",
+    "link_efficiency",
+    "network_efficiency",
+    "host_link_efficiency",
+)
+"""Constants that are shares of nominal rates."""
 HOST_COUNTS = ("host_launches", "host_parameters", "host_gathers")
 STEP = tuned.numbers("step")
 ATTENTION_GAINS = tuned.rows(tuned.TUNED["attention_gains"])
@@ -63,6 +73,16 @@ class Constants:
     def on_host(self, launch_ratio: float) -> "Constants":
         """Return the constants of a host whose launches take `launch_ratio` times as long, as does all its Python."""
         changed = {name: launch_ratio * getattr(self, name) for name in HOST_CONSTANTS}
+        return replace(self, **changed)
+
+    def slower(self, times: float) -> "Constants":
+        """Return the constants of a loop whose steps take `times` as long: all but the latency of messages."""
+        changed = {}
+        for name, value in vars(self).items():
+            if name in SHARES:
+                changed[name] = value / times
+            elif name != "overlap":
+                changed[name] = value * times
         return replace(self, **changed)
 
 

@@ -4,6 +4,8 @@ import ctypes.util
 import difflib
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import hardware
-from dsnb.settings import deepspeed_keys, hostfile, inputs, rules
+from dsnb.settings import command, deepspeed_keys, hostfile, inputs, rules
 from dsnb.settings.rules import Rule
 from dsnb.settings.tables import REFUSALS
 
@@ -205,7 +207,9 @@ def _hosts(s: "Experiment") -> Iterator[str]:
         yield from error.problems
 
 
-RULES: list[Rule] = [_model, _sizes, _text, _hosts, *rules.RULES]
+RULES: list[Rule] = [_model, _sizes, _text, _hosts, command.without_command, *rules.RULES]
+OF_COMMANDS: list[Rule] = [_hosts, command.problems]
+"""Rules for the runs of a user's program; the others are about dsnb's own training."""
 
 
 def contradictions(s: "Experiment") -> list[str]:
@@ -215,7 +219,7 @@ def contradictions(s: "Experiment") -> list[str]:
     reads a setting that does not exist is an error.
     """
     problems: list[str] = []
-    for rule in RULES:
+    for rule in OF_COMMANDS if getattr(s, "command", "") else RULES:
         try:
             problems.extend(rule(s))
         except AttributeError as error:
@@ -226,6 +230,8 @@ def contradictions(s: "Experiment") -> list[str]:
 
 def unsupported(s: "Experiment") -> list[str]:
     """Return why this machine, maybe one host of several, cannot run the settings: one sentence per reason."""
+    if s.command:
+        return [*missing_program(s), *_unsupported_device(s)]
     problems = [*inputs.problems(s), *_compiler_disabled(s)]
     if s.deepspeed:
         problems += deepspeed_keys.unknown_keys(s.zero_stage, s.deepspeed)
@@ -234,11 +240,29 @@ def unsupported(s: "Experiment") -> list[str]:
             problems.append(
                 f"nodes is {s.nodes}, but there is no hostfile: name the hosts in 'hostfile'"
             )
-        of_device = _lacking_gpu if s.device == "cuda" else _lacking_cpu
-        return [*problems, *_lacking(s), *of_device(s), *_lacking_for_nvme(s)]
-    if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
-        problems.append(hostfile.NO_JOB)
-    return problems
+        return [*problems, *_lacking(s), *_unsupported_device(s), *_lacking_for_nvme(s)]
+    return [*problems, *_unsupported_device(s)]
+
+
+def _unsupported_device(s: "Experiment") -> Iterator[str]:
+    """Yield what is missing of the device of a run, or of the job that has its hosts."""
+    if s.hostfile:
+        if s.hostfile == hostfile.SLURM and not hostfile.in_allocation():
+            yield hostfile.NO_JOB
+    elif s.nodes == 1:
+        yield from _lacking_gpu(s) if s.device == "cuda" else _lacking_cpu(s)
+
+
+def missing_program(s: "Experiment") -> Iterator[str]:
+    """Yield that the program of a command is not found."""
+    program = command.arguments(s, command.SOMEWHERE)[0]
+    folders = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    if shutil.which(program, path=folders):
+        return
+    hint = "give its path, or activate the environment that has it"
+    if "=" in program:
+        hint = "there is no shell; begin with 'env' to set variables"
+    yield f"command begins with {short_repr(program)}, and no such program is found: {hint}"
 
 
 def _compiler_disabled(s: "Experiment") -> Iterator[str]:

@@ -1,22 +1,18 @@
 """Keys of DeepSpeed's own configuration in a params file: `deepspeed: {zero_optimization: {overlap_comm: true}}`.
 
-They are kept flat, each under its dotted path, so that every key is an axis: a setting, a list in a
-grid, a part of the experiment's name, and a column of the table of runs. Lists and the mappings
-inside them are values.
+They are flat (`dsnb.settings.flat_keys`): each is a setting under its dotted path.
 """
 
 import copy
 import functools
 import importlib.util
 import json
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from dsnb.base.errors import SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.base.system import interpreter
+from dsnb.settings import flat_keys
 from dsnb.settings.tables import REFUSALS
 
 NAME = "deepspeed"
@@ -24,46 +20,8 @@ PREFIX = f"{NAME}."
 
 
 def flattened(settings: Mapping[str, Any]) -> Any:
-    """Return the keys of DeepSpeed among settings, nested or dotted, by their paths; no mapping stays as it is.
-
-    A key that is given twice, nested and dotted, raises SettingsError.
-    """
-    nested = settings.get(NAME, {})
-    if not isinstance(nested, Mapping):
-        return nested
-    leaves = [*_leaves(nested)]
-    for name, value in settings.items():
-        if str(name).startswith(PREFIX):
-            leaves += _leaves({name.removeprefix(PREFIX): value})
-    problems = list(_given_twice(Counter(path for path, _ in leaves)))
-    if problems:
-        raise SettingsError(problems)
-    return dict(leaves)
-
-
-def _given_twice(counts: Mapping[str, int]) -> Iterator[str]:
-    """Yield a sentence for each path that occurs twice, or is both a value and a section."""
-    for path, count in counts.items():
-        if count > 1:
-            yield f"{PREFIX}{path} is given twice: remove one"
-    for path in counts:
-        inside = next((other for other in counts if other.startswith(f"{path}.")), None)
-        if inside:
-            yield f"{PREFIX}{path} is a value, but {PREFIX}{inside} is inside it: remove one"
-
-
-def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", _whole(value)
-
-
-def _whole(value: Any) -> Any:
-    """Return an integer for a float without a fraction: `5e8` and 500000000 are one setting."""
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
-    return int(value) if is_whole else value
+    """Return the keys of DeepSpeed among settings by their paths (`flat_keys.flattened`)."""
+    return flat_keys.flattened(settings, NAME)
 
 
 def merged(config: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,20 +79,3 @@ def _checked(zero_stage: int, keys: str) -> tuple[str, ...]:
     """Ask in a separate process: DeepSpeed's import takes seconds."""
     answer = interpreter.ask("dsnb.measure.train.ask_deepspeed", str(zero_stage), given=keys)
     return tuple(answer or ())  # without one, DeepSpeed cannot be imported: the launch will say why
-
-
-def name_part(keys: Mapping[str, Any]) -> str:
-    """Return the part of an experiment's name: the last word of each key with its value."""
-    parts = []
-    for path, value in sorted(keys.items()):
-        parts.append(f"{path.rpartition('.')[2]}-{_word(value)}")
-    return "_".join(parts)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if value is None:
-        return "none"
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-")[:40]

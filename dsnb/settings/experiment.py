@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, Literal, Self
@@ -17,12 +17,15 @@ from dsnb.settings import (
     auto_precision,
     auto_values,
     checks,
+    command,
     deepspeed_keys,
+    flat_keys,
     hostfile,
     parameters,
     programs,
 )
 from dsnb.settings.hostfile import Host
+from dsnb.settings.name_parts import PARTS
 from dsnb.settings.parallelism import parallelism
 from dsnb.settings.strategies import Numbers, States, Strategy, strategy
 from dsnb.settings.tables import REFUSALS, SHOWN
@@ -104,16 +107,18 @@ class Experiment(Training):
     def __init__(self, /, **settings: Any) -> None:
         fields = type(self).model_fields
         settings = with_current_names(settings)
-        keys = deepspeed_keys.flattened(settings)
+        problems = command.without_value(settings)
+        settings = command.stated(settings)
         existing = {key: value for key, value in settings.items() if key in fields}
-        existing["deepspeed"] = keys
-        problems = []
+        for name in flat_keys.NAMES:
+            existing[name] = flat_keys.flattened(settings, name)
+        keys = existing["deepspeed"]
         for key in settings:
-            if key not in fields and not key.startswith(deepspeed_keys.PREFIX):
+            if key not in fields and not flat_keys.is_key(key):
                 problems.append(checks.unknown_setting(key, fields))
         if existing.get("precision") == "auto" and not existing.get("hostfile"):
             existing["precision"] = auto_precision.precision_of(existing.get("device", "auto"))
-        if isinstance(keys, dict):
+        if isinstance(keys, dict) and not existing.get("command"):
             every = {**DEFAULTS, **existing}
             existing["deepspeed"], without_value = auto_values.resolved(keys, every)
             problems += without_value
@@ -134,6 +139,7 @@ class Experiment(Training):
         problems += checks.contradictions(chosen)
         if problems:
             raise SettingsError(problems)
+        vars(self).update(dict.fromkeys(command.unknown(self, existing)))
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -182,7 +188,7 @@ class Experiment(Training):
         What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same.
         A parameter of papermill that is no setting is refused, and so is a plain value whose name
         is like that of one. The former name of a setting replaces the default of the parameters
-        cell.
+        cell. Of a `command`, only what papermill passed or what is no default is stated.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *REFUSALS["removed"]}
         problems = list(parameters.unknown(names, also=fields))
@@ -203,6 +209,13 @@ class Experiment(Training):
             recorded = cls.recorded(record)
             if {**DEFAULTS, **settings} == {name: getattr(recorded, name) for name in DEFAULTS}:
                 return recorded
+        if settings.get("command"):
+            passed = parameters.passed(names)
+            settings = {
+                name: value
+                for name, value in settings.items()
+                if name in passed or value != DEFAULTS.get(name)
+            }
         return cls(**settings)
 
     @classmethod
@@ -228,8 +241,9 @@ class Experiment(Training):
             is_unused = value is None and key in SUPERVISION
             if key in cls.model_fields and not is_unused:
                 known[key] = value
-        if known.get(deepspeed_keys.NAME, {}) is None:  # keys that are unknown are not set
-            known[deepspeed_keys.NAME] = {}
+        for name in flat_keys.NAMES:  # keys that are unknown are not set
+            if known.get(name, {}) is None:
+                known[name] = {}
         return cls.model_construct(**known)
 
     @classmethod
@@ -245,7 +259,7 @@ class Experiment(Training):
             settings["program"] = programs.of_record(row)
         for column, value in row.items():
             name = str(column)
-            is_setting = name in DEFAULTS or name.startswith(deepspeed_keys.PREFIX)
+            is_setting = name in DEFAULTS or flat_keys.is_key(name)
             if not is_setting or text(value) == "-":
                 continue
             settings[name] = value
@@ -253,9 +267,10 @@ class Experiment(Training):
                 settings[name] = type(DEFAULTS[name])(value)
             elif name not in DEFAULTS and isinstance(value, float) and value.is_integer():
                 settings[name] = int(value)
-        if not isinstance(settings.get(deepspeed_keys.NAME), dict):
-            settings[deepspeed_keys.NAME] = {}
-        settings[deepspeed_keys.NAME] = deepspeed_keys.flattened(settings)
+        for name in flat_keys.NAMES:
+            if not isinstance(settings.get(name), dict):
+                settings[name] = {}
+            settings[name] = flat_keys.flattened(settings, name)
         return cls.recorded(settings)
 
     @property
@@ -287,6 +302,12 @@ class Experiment(Training):
         if not self.model:
             return self.name
         return f"{model_shapes.slug(self.model)}_{self.name}"
+
+    @property
+    def complete(self) -> Self:
+        """The settings with defaults for those that are unknown."""
+        missing = {name: DEFAULTS[name] for name in DEFAULTS if vars(self).get(name) is None}
+        return self.model_copy(update=missing)
 
     @property
     def parallel_strategy(self) -> Strategy:
@@ -413,45 +434,6 @@ def _in_name(value: object) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text(value)).strip("-")
 
 
-def _compiled(s: Experiment) -> str:
-    if s.compile == "default":
-        return "compile"
-    return f"compile-{s.compile}"
-
-
-def _compressed(s: Experiment) -> str:
-    if s.gradient_compression == "powersgd":
-        return f"powersgd{s.powersgd_rank}"
-    return f"send-{s.gradient_compression}"
-
-
-def _checkpointed(s: Experiment) -> str:
-    every = ""
-    if s.checkpoint_every not in {None, 1}:
-        every = str(s.checkpoint_every)
-    if s.checkpoint_offload:
-        return f"ac{every}-cpu"
-    if s.checkpoint_ops not in {None, "all"}:
-        return f"ac{every}-{s.checkpoint_ops}"
-    return f"ac{every}"
-
-
-def _mixed(s: Experiment) -> str:
-    if s.mixed_precision == "none":
-        return "pure"
-    return s.mixed_precision
-
-
-PARTS: dict[str, Callable[[Experiment], str]] = {
-    "compile": _compiled,
-    "gradient_compression": _compressed,
-    "activation_checkpointing": _checkpointed,
-    "mixed_precision": _mixed,
-    "data": lambda s: model_shapes.slug(s.data),
-    "tokenizer": lambda s: f"tok-{model_shapes.slug(s.tokenizer)}",
-    "deepspeed": lambda s: deepspeed_keys.name_part(s.deepspeed),
-}
-"""Parts of a name that are more than a form of the value."""
 ALWAYS_NAMED = {"precision": "{}", "gpus": "gpus{}", "micro_batch_size": "bs{}", "seq_len": "sl{}"}
 """Settings that are parts of every name, with any value."""
 IN_NAMES = [name for name in SHOWN if DECLARED[name].short]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsnb.base.formulas import model_shapes
+from dsnb.settings import command
 
 if TYPE_CHECKING:
     from dsnb.settings.experiment import Experiment
@@ -26,7 +27,7 @@ TOKENIZER = (
     "*.model", "*.tiktoken", "chat_template.jinja",
 )  # fmt: skip
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-READ = ("model", "weights", "tokenizer", "data")
+READ = ("model", "weights", "tokenizer", "data", "command")
 """Settings that name what a run reads."""
 MAX_WHOLE_BYTES = 64 * 2**20
 """Larger files, such as weights, are sampled: hashing tens of GB would take minutes before every run."""
@@ -103,10 +104,20 @@ def _local_files(item: ExternalItem) -> dict[str, Path]:
     return {f"{name}/{file}": folder / file for file in files}
 
 
+def _items(s: "Experiment") -> list[ExternalItem]:
+    """Return the external items of a run; of a command, the files that it names, and its model's configuration."""
+    if not s.command:
+        return external_items(s.model, s.weights, s.tokenizer, s.data)
+    items = [ExternalItem("command", path, None, ()) for path in command.local_files(s.command)]
+    if s.model and model_shapes.local_config(s.model):
+        items.append(ExternalItem("model", s.model, None, ("config",)))
+    return items
+
+
 def digests(s: "Experiment") -> dict[str, str]:
     """Return the digest of every local file that a run reads, by its name: the setting's value, or a file below it."""
     by_name: dict[str, str] = {}
-    for item in external_items(s.model, s.weights, s.tokenizer, s.data):
+    for item in _items(s):
         if item.hub_id is not None:
             continue
         with contextlib.suppress(OSError):  # the launch reports it

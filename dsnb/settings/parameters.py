@@ -51,6 +51,13 @@ def unknown(names: Mapping[str, Any], also: Collection[str] = ()) -> Iterator[st
             yield f"unknown parameter {name!r}: {checks.hint(name, known, allowed)}"
 
 
+def passed(names: Mapping[str, Any]) -> set[str]:
+    """Return the names of the parameters that papermill passed."""
+    cells = [str(cell) for cell in names.get("In", ())]
+    injected = (cell for cell in cells if cell.startswith(INJECTED))
+    return {name for cell in injected for name in _assigned(cell)}
+
+
 def _assigned(cell: str) -> Iterator[str]:
     """Yield the names that the text of a cell assigns."""
     for statement in ast.parse(cell).body:

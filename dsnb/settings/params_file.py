@@ -10,27 +10,30 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
-from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings import checks, flat_keys
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment, with_current_names
 
 MAX_RUNS = 10_000
 
 
 def as_axes(settings: Any) -> Any:
-    """Return settings under their current names, with every key of DeepSpeed as a separate setting.
+    """Return settings under their current names, with every key of `deepspeed` and `script` as a separate setting.
 
     Anything but a mapping stays as it is: pydantic refuses it.
     """
     if not isinstance(settings, Mapping):
         return settings
-    keys = deepspeed_keys.flattened(settings)
     axes = {}
     for name, value in with_current_names(settings).items():
-        if name != deepspeed_keys.NAME and not str(name).startswith(deepspeed_keys.PREFIX):
+        if name not in flat_keys.NAMES and not flat_keys.is_key(name):
             axes[name] = value
-    if not isinstance(keys, Mapping):
-        return {**axes, deepspeed_keys.NAME: keys}
-    return {**axes, **{deepspeed_keys.PREFIX + key: value for key, value in keys.items()}}
+    for name in flat_keys.NAMES:
+        keys = flat_keys.flattened(settings, name)
+        if isinstance(keys, Mapping):
+            axes |= {f"{name}.{key}": value for key, value in keys.items()}
+        else:
+            axes[name] = keys
+    return axes
 
 
 CURRENT = BeforeValidator(as_axes)
@@ -45,6 +48,8 @@ class ParamsFile(BaseModel):
     """Name of the output folder: letters, digits, '.', '_' and '-'."""
     question: str = ""
     """The question that the sweep answers; the report begins with it."""
+    command: str = ""
+    """Your own program, which every run starts in place of dsnb's training."""
     defaults: Annotated[dict[str, Any], CURRENT] = {}
     """Settings of every run."""
     grid: Annotated[dict[str, list[Any]], CURRENT] = {}
@@ -97,7 +102,7 @@ def _problem(detail: dict[str, Any]) -> str:
     if key in fields:
         return checks.invalid_value(detail)
     where = "put settings below 'defaults:'"
-    if key in DEFAULTS or key in CURRENT_NAMES or key.startswith(deepspeed_keys.PREFIX):
+    if key in DEFAULTS or key in CURRENT_NAMES or flat_keys.is_key(key):
         return f"{key!r} is a setting of runs: {where}, or below 'grid:' with a list of values"
     if checks.closest_match(key, [*fields, *DEFAULTS]) in DEFAULTS:
         return f"{checks.unknown_setting(key, DEFAULTS)} {where}"
@@ -109,12 +114,15 @@ def combinations(file: ParamsFile) -> list[dict[str, Any]]:
     grids = [file.grid] if file.grid or not file.include else []
     _check_exclude(file)
     _check_size(file.repeats, {"grid": grids, "include": file.include})
+    shared = file.defaults
+    if file.command:
+        shared = {"command": file.command, **shared}
     chosen = []
     for entries, exclude in ((grids, file.exclude), (file.include, [])):
         for entry in entries:
             axes = _axes(entry)
             for values in itertools.product(*axes.values()):
-                settings = {**file.defaults, **entry, **dict(zip(axes, values, strict=True))}
+                settings = {**shared, **entry, **dict(zip(axes, values, strict=True))}
                 if not _excluded(settings, exclude):
                     chosen.append(settings)
     return chosen
@@ -128,7 +136,7 @@ def _check_exclude(file: ParamsFile) -> None:
                 "exclude has an empty entry, which would exclude every run: name settings or remove it"
             )
         for key in entry:
-            if key not in DEFAULTS and not key.startswith(deepspeed_keys.PREFIX):
+            if key not in DEFAULTS and not flat_keys.is_key(key):
                 problems.append(f"exclude: {checks.unknown_setting(key, DEFAULTS)}")
     if problems:
         raise SettingsError(problems)

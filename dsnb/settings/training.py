@@ -282,5 +282,10 @@ class Training(BaseModel):
     """Timed optimizer steps."""
     deepspeed: dict[str, Any] = {}
     """Further keys of DeepSpeed's configuration, each an axis: `zero_optimization: {reduce_scatter: false}`."""
+    command: str = ""
+    """Your own program instead of dsnb's training, filled by the settings of the run: `torchrun --nproc-per-node {gpus}
+    train.py {trainer_args}`. Settings that neither you state nor the script shows are unknown then."""
+    script: dict[str, Any] = {}
+    """Free axes of a `command`, whose placeholders are `{script.NAME}`: `attn: sdpa`."""
     profile: Flag = False
     """After the timed steps: the times of a step's parts, and a torch profiler trace."""

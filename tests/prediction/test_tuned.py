@@ -10,12 +10,14 @@ from benchmarks import tuning
 from dsnb.prediction import tuned
 from tests import ROOT
 
-MODULES = sorted((ROOT / "dsnb" / "prediction").glob("*.py"))
+MODULES = sorted((ROOT / "dsnb" / "prediction").rglob("*.py"))
 FACTS = {
     "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS", "calibration.MAX_FITS", "calibration.MIN_CALIBRATED",
-    "calibration.STEPS", "gpus.NODE_GPUS", "host_memory.PINNED_SHARE", "predicted.ANY_TOKENS",
+    "calibration.STEPS", "claims.MOST_SHARE", "gaps.NETWORKS_GBIT", "gpus.NODE_GPUS",
+    "host_memory.PINNED_SHARE", "loop.MOST_TRACED", "predicted.ANY_TOKENS",
     "predicted.MAX_PREDICTED", "predicted.MAX_SETTINGS", "ratio_errors.MIN_PAIRS", "speed_range.STUDENT",
-    "step_time.HOST_CASTS",
+    "accounting.MOST_READINGS", "accounting.PASSES", "accounting.RECOMPUTED", "setup.BILLION", "step_time.HOST_CASTS",
+    "verdict.MOST_GAPS", "verdict.MOST_SHOWN",
 }  # fmt: skip
 """Numbers that are no result of a measurement or fit: limits of effort and display, and what follows by arithmetic."""
 OF_OTHERS = {"advice", "candidates", "recommend", "search", "space", "traces", "variants"}

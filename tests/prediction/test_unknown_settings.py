@@ -49,8 +49,8 @@ def test_what_few_programs_change_may_be_unknown(own, recorded):
         ({"precision": None}, "precision"),
         ({"strategy": None}, "strategy"),
         ({"compile": None, "seq_len": None}, "compilation, sequence length"),
-        ({"attention": "flash_attention_2"}, "attention 'flash_attention_2'"),
-        ({"optimizer": "adamw_8bit"}, "optimizer 'adamw_8bit'"),
+        ({"attention": "sage"}, "attention 'sage'"),
+        ({"optimizer": "lion"}, "optimizer 'lion'"),
         ({"strategy": "DataParallel"}, "strategy 'DataParallel'"),
     ],
 )

@@ -271,7 +271,7 @@ def test_what_deepspeed_says_of_its_keys_is_what_a_machine_cannot_run(ask, monke
 def refusals_in_code() -> Iterator[tuple[str, range]]:
     """Yield the file and the lines of every statement of `dsnb.settings` that can refuse something."""
     for path in sorted((ROOT / "dsnb" / "settings").rglob("*.py")):
-        if "exchange" in path.parts:  # files of other programs, whose refusals have tests beside theirs
+        if "exchange" in path.parts:  # files of other programs; their refusals have tests elsewhere
             continue
         is_record = "records" in path.parts  # their sentences are also about files of runs
         for function in ast.walk(ast.parse(path.read_text())):

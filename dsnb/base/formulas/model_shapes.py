@@ -181,6 +181,19 @@ def is_hub_id(model: str) -> bool:
     return HUB_ID.fullmatch(model) is not None and ".." not in model
 
 
+def preset_of(model: str) -> str | None:
+    """Return the preset that a name means: its own, that on the hub, or a path that ends like one; None for others.
+
+    >>> preset_of("/models/Llama-3.1-8B")
+    'llama-3.1-8b'
+    """
+    last = model.rstrip("/").rpartition("/")[2].lower()
+    for name, shape in PRESETS.items():
+        if last in {name, str(shape.hub_id).rpartition("/")[2].lower()}:
+            return name
+    return None
+
+
 def facts(model: str) -> dict[str, Any]:
     """Return `family`, `positions`, `layers`, `heads` and `hidden` of a model, as far as known without transformers."""
     preset = PRESETS.get(model) or PUBLISHED.get(model)

@@ -19,6 +19,8 @@ from dsnb.settings.records.paths import RunPaths, SweepPaths
 from dsnb.settings.records.run_record import RunRecord
 
 MIN_FREE_BYTES = 64 * 2**20
+OTHER_PROGRAM = "own"
+"""The program of a `command`, until its script shows another one."""
 
 
 def create_run_dir(home: Path, experiment: str) -> Path:
@@ -71,10 +73,13 @@ def begin(run: RunPaths, experiment: Experiment, planned: Mapping[str, Any]) -> 
     record = {
         **experiment.model_dump(),
         "name": experiment.name,
-        "model_name": model_shapes.slug(experiment.model),
         "run_id": secrets.token_hex(8),
         **planned,
     }
+    if experiment.model is not None:
+        record.setdefault("model_name", model_shapes.slug(experiment.model))
+    if experiment.command:
+        record["program"] = OTHER_PROGRAM
     json_files.write_json(run.experiment, record)
 
 
@@ -82,8 +87,9 @@ def clear(run: RunPaths) -> None:
     """Remove what an earlier launch has left in a run's folder."""
     of_launch = (run.environment, run.deepspeed, run.console, run.nodes, run.result)
     of_ranks = (run.steps, run.gpu, run.worker, run.failures, run.profile, run.trace)
+    of_command = (run.deepspeed_auto, run.accelerate, run.deepspeed_accelerate, run.hosts)
     of_script = (run.observed, run.model)
-    for path in (*of_launch, *of_ranks, *of_script):
+    for path in (*of_launch, *of_ranks, *of_command, *of_script):
         path.unlink(missing_ok=True)
 
 

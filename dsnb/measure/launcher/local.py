@@ -267,17 +267,6 @@ class ForkedRanks:
         self._connection.close()
 
 
-def kill_family(parent: psutil.Process) -> None:
-    """Kill the descendants of a process with their process groups, and wait until they are gone."""
-    family = parent.children(recursive=True)
-    for process in family:
-        with contextlib.suppress(OSError):  # it leads no group
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(family, timeout=10)
-
-
 def free_port(address: str) -> int:
     """Return a free TCP port below the ephemeral range, whose ports outgoing connections take."""
     for port in random.sample(range(15_000, 32_000), 100):

@@ -22,9 +22,10 @@ import psutil
 from dsnb.base.errors import DsnbError
 from dsnb.base.files import json_files
 from dsnb.base.system import hardware, launch_clock, signals
+from dsnb.base.system.processes import kill_family
 from dsnb.measure.launcher import code, environment
 from dsnb.measure.launcher.folder import existing_part
-from dsnb.measure.launcher.local import free_port, is_free, kill_family, remove_stale_locks
+from dsnb.measure.launcher.local import free_port, is_free, remove_stale_locks
 from dsnb.measure.train import start
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment

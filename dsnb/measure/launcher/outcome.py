@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from dsnb.base.errors import DsnbError, LaunchError, SettingsError
 from dsnb.base.system import signals
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.records import exceptions, observed
 from dsnb.settings.records.advice import MACHINE_FAULTS, PHASES
 from dsnb.settings.records.paths import RunPaths
 from dsnb.settings.records.result import last_lines
@@ -154,6 +155,55 @@ def _out_of_memory(failure: dict[str, Any]) -> str:
     return f"{text}: "
 
 
+def of_command(
+    record: RunRecord, exit_code: int | None, host_oom_kills: int, ended_by: Outcome | None = None
+) -> Outcome:
+    """Return the outcome of a user's program, of which only the steps and the settings have to be right.
+
+    `exit_code` is None for a program that went on after its last step, and `ended_by` is why it had
+    to be ended before.
+    """
+    if record.worker and record.has_all_steps:
+        return _of_training(record)
+    instead = _as_other_setting(record) or ended_by
+    if instead:
+        return instead
+    if not exit_code:
+        return _of_missing_steps(record)
+    lines = last_lines(record.paths.console, LINES)
+    ranks = exceptions.exit_codes(lines)
+    if record.failures or any(code < 0 for code in ranks.values()):
+        return of_ranks(record, ranks or {0: exit_code}, host_oom_kills)
+    stopped_by_signal = exceptions.stopped_by(lines)
+    if stopped_by_signal:
+        exit_code = -stopped_by_signal
+    outcome = _of_exit_code("the command", exit_code, record.paths, host_oom_kills)
+    said = exceptions.last_said(lines)
+    if outcome.status == "failed" and said:
+        return Outcome("failed", f"{outcome.cause}: {said}")
+    return outcome
+
+
+def _of_missing_steps(record: RunRecord) -> Outcome:
+    """Return the outcome of a user's program that has ended without an error before its last step."""
+    if not record.steps:
+        advice = "add dsnb.TrainerCallback to its Trainer, or dsnb.record to its loop"
+        return Outcome("failed", f"the command ended without a recorded step: {advice}")
+    done = f"{len(record.timed_steps)} of {record.expected_steps} timed steps"
+    total = record.experiment.warmup_steps + record.experiment.steps
+    return Outcome(
+        "failed", f"the command ended after {done}: let it train {total} steps ({{total_steps}})"
+    )
+
+
+def _as_other_setting(record: RunRecord) -> Outcome | None:
+    """Return the outcome of a script that ran with other settings than it was asked for; None if it did not."""
+    found = list(observed.differences(record.settings, observed.read(record.paths)))
+    if found:
+        return Outcome("failed", f"the script ran with {'; '.join(found)}")
+    return None
+
+
 def _of_exit_code(name: str, code: int, paths: RunPaths, host_oom_kills: int) -> Outcome:
     """Return the outcome of a run whose rank ended with this code and without a recorded exception."""
     if host_oom_kills and code == -signal.SIGKILL:
@@ -179,6 +229,9 @@ def _of_exit_code(name: str, code: int, paths: RunPaths, host_oom_kills: int) ->
 def _of_training(record: RunRecord) -> Outcome:
     """Return the outcome of a run whose ranks all succeeded."""
     worker = record.worker
+    other = _as_other_setting(record)
+    if other:
+        return other
     if not worker or not record.has_all_steps:
         steps = str(len(record.timed_steps))
         if record.expected_steps is not None:

@@ -30,7 +30,10 @@ class RunState:
         self._building = (
             "importing, building the model" if experiment.hostfile else "building the model"
         )
-        self._first_step = "first step" if experiment.compile == "off" else "compiling, first step"
+        if experiment.command:
+            self._building = "waiting for the first step"
+        is_compiled = experiment.compile not in {"off", None}
+        self._first_step = "compiling, first step" if is_compiled else "first step"
         self._run = run
         self._tail = Tail(run.steps)
         self._last: dict[str, Any] = {}
@@ -78,7 +81,9 @@ class Progress:
         self.state = RunState(experiment, run)
         self._name = experiment.name
         self._note = "importing torch, DeepSpeed and transformers"
-        if experiment.hostfile:
+        if experiment.command:
+            self._note = "starting the command"
+        elif experiment.hostfile:
             self._note = "starting the ranks"
         self._refreshed_s = 0.0
         self._output: Any = None

@@ -12,12 +12,13 @@ from pathlib import Path
 from dsnb.base.errors import LaunchError, SettingsError
 from dsnb.base.files import json_files
 from dsnb.base.system import launch_clock
+from dsnb.measure.launcher.command_ranks import CommandRanks
 from dsnb.measure.launcher.environment import sampled
 from dsnb.measure.launcher.figures import summarize_run
 from dsnb.measure.launcher.folder import create_run_dir, prepare, writing
 from dsnb.measure.launcher.hosts import HostRanks
 from dsnb.measure.launcher.local import ForkedRanks
-from dsnb.measure.launcher.outcome import Outcome, of_ranks, settled, stopped_by
+from dsnb.measure.launcher.outcome import Outcome, of_command, of_ranks, settled, stopped_by
 from dsnb.measure.launcher.progress import Progress
 from dsnb.settings import checks
 from dsnb.settings.exchange import deepspeed_config
@@ -29,7 +30,7 @@ from dsnb.settings.records.run_record import RunRecord
 
 WORKER = "dsnb.measure.train.worker"
 POLL_S = 0.05
-Ranks = HostRanks | ForkedRanks
+Ranks = HostRanks | ForkedRanks | CommandRanks
 GRACE_PERIOD_S = 5.0
 """Time until the other ranks are killed after one has failed; they may wait for it forever."""
 
@@ -86,13 +87,16 @@ def launch(
         run_dir = create_run_dir(paths.outputs_root() / "single", experiment.name_with_model)
     run = RunPaths(Path(run_dir).absolute())
     prepare(run, experiment)
-    with writing(run.dir):
-        json_files.write_json(run.deepspeed, deepspeed_config(experiment))
+    if not experiment.command:
+        with writing(run.dir):
+            json_files.write_json(run.deepspeed, deepspeed_config(experiment))
     began_s = launch_clock.now_s()
     ranks: Ranks | None = None
     exit_codes: dict[int, int] = {}
     try:
-        if experiment.hostfile:
+        if experiment.command:
+            ranks = CommandRanks(experiment, run, began_s)
+        elif experiment.hostfile:
             ranks = HostRanks(experiment, run, began_s)
             record_hosts(run, ranks)
             experiment = ranks.experiment
@@ -135,6 +139,8 @@ def outcome_of(
     recorded.
     """
     lost = ranks.external_failure
+    if isinstance(ranks, CommandRanks) and not lost:
+        return of_command(record, exit_codes.get(0), ranks.oom_kills(), ended_by)
     if ended_by and not lost:
         return ended_by
     outcome = of_ranks(record, exit_codes, ranks.oom_kills(), ranks.host_of)

@@ -23,11 +23,9 @@ from dsnb.measure.launcher.run import finish
 from dsnb.measure.record.ranks import Ranks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
-from dsnb.settings.records.paths import RunPaths
+from dsnb.settings.records.paths import RUN_DIR, RunPaths
 from dsnb.settings.records.run_record import RunRecord
 
-RUN_DIR = "DSNB_RUN_DIR"
-"""Environment variable with the run folder of a script that dsnb has launched."""
 OWN = "own"
 """Folder of the runs of scripts in that of all outputs."""
 WAIT_S = 10.0

@@ -14,8 +14,8 @@ from dsnb.settings.training import text
 PROGRAM = "program"
 """The program that trains; no setting, but a field of the record."""
 _SETTINGS = RunPaths(Path()).experiment.name
-ARGUMENTS = ("steps", "warmup_steps")
-"""Settings that are arguments of the recorder."""
+ARGUMENTS = ("steps", "warmup_steps", "command", "script")
+"""Settings that are arguments of the recorder, or of the launcher that started the script."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:

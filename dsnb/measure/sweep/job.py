@@ -116,7 +116,7 @@ def changed_settings(run: Run, record: RunRecord) -> str:
 
     A run of a sub-cluster belongs to its hosts, or the spread between groups would mean nothing. A
     setting missing in the folder is newer than the run and had its default, except torch's
-    allocator, which is not compared then.
+    allocator, which is not compared then. Nor is a setting that is unknown until the script shows it.
     """
     recorded = record.settings
     file = run.paths.experiment.name
@@ -134,7 +134,7 @@ def changed_settings(run: Run, record: RunRecord) -> str:
     return ", ".join(
         f"{key} was {plain_text.short_repr(before[key])} and is {plain_text.short_repr(now[key])}"
         for key in now
-        if key not in ignored and before[key] != now[key]
+        if key not in ignored and now[key] is not None and before[key] != now[key]
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import model_shapes
-from dsnb.settings import params_file
+from dsnb.settings import command, params_file
 from dsnb.settings.experiment import DEFAULTS, Experiment, with_current_names
 from dsnb.settings.params_file import ParamsFile, as_axes, read_params, validated
 from dsnb.settings.records import paths
@@ -128,10 +128,12 @@ def load_sweep(
     for settings in combinations:
         if auto_gpus and settings.get("gpus") == "auto":
             settings["gpus"] = auto_gpus
-    models = model_shapes.slugs(
-        str(settings.get("model", DEFAULTS["model"])) for settings in combinations
-    )
+    named = (settings.get("model", DEFAULTS["model"]) for settings in combinations)
+    models = model_shapes.slugs(str(model) for model in named if model is not None)
     experiments, refused = _experiments(combinations, models, only, adapt)
+    equal = command.equal_runs(experiments.values())
+    if equal:
+        raise SettingsError(equal)
     if refused and not (leave_out_refused and experiments):
         problems = chain.from_iterable(problems for _, problems in refused)
         raise SettingsError(list(dict.fromkeys(problems)))
@@ -229,7 +231,7 @@ def _experiments(
             if fnmatchcase(name, pattern):
                 refused.append((name, error.problems))
             continue
-        name = prefixes[experiment.model] + experiment.name
+        name = prefixes.get(experiment.model, "") + experiment.name
         same = named.setdefault(name, experiment)
         if same != experiment:
             keys = [key for key in DEFAULTS if getattr(same, key) != getattr(experiment, key)]
@@ -255,7 +257,7 @@ def _tentative_name(settings: dict[str, Any], prefixes: Mapping[str, str]) -> st
         resolved = Experiment(**machine)
         named = with_current_names(settings) | {key: getattr(resolved, key) for key in machine}
         experiment = Experiment.model_construct(**named)
-        return prefixes[experiment.model] + experiment.name
+        return prefixes.get(experiment.model, "") + experiment.name
     except (SettingsError, TypeError, ValueError, KeyError, AttributeError):
         return None
 

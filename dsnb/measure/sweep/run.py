@@ -148,7 +148,8 @@ def _servers(todo: list[Run]) -> Iterator[None]:
         raise SettingsError(f"{active}: continue with --slurm, or cancel it with scancel")
     for run in todo:
         run.paths.slurm.unlink(missing_ok=True)
-    devices: set[str] = {run.experiment.device for run in todo if not run.experiment.hostfile}
+    alone = [run.experiment for run in todo if not run.experiment.hostfile]
+    devices: set[str] = {each.device for each in alone if not each.command}
     with local.shared_servers(devices):
         yield
 
@@ -207,9 +208,18 @@ def unsupported(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
+def check_programs(sweep: Sweep) -> None:
+    """Raise a SettingsError if the program of a command is not found."""
+    commands = [run.experiment for run in sweep.runs if run.experiment.command]
+    problems = [problem for each in commands for problem in checks.missing_program(each)]
+    if problems:
+        raise SettingsError(list(dict.fromkeys(problems)))
+
+
 def check_models(sweep: Sweep) -> None:
     """Raise a SettingsError with what every run would refuse of its model or text; hosts read theirs themselves."""
-    here = [run.experiment for run in sweep.runs if not run.experiment.hostfile]
+    alone = [run.experiment for run in sweep.runs if not run.experiment.hostfile]
+    here = [each for each in alone if not each.command]
     problems = built_models.problems(here)
     if problems:
         raise SettingsError(problems)

@@ -4,30 +4,21 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from dsnb.prediction.check.gaps import CAUSES, Gap
+from dsnb.prediction.check.gaps import CAUSES, CHECK, Gap
 from dsnb.prediction.check.setup import Setup
 from dsnb.prediction.gpus import known
 from dsnb.prediction.shapes import shape
 from dsnb.results.runs.number_text import amount
 from dsnb.results.runs.templates import fill
 
-SAME = 0.1
-"""Largest relative difference of an MFU and the one that follows from the rate, which rounding and formulas explain."""
-NEAR = 0.12
-"""The same of one that a reading explains."""
-WIDER = 1.5
-"""Factor by which a rate may be beyond the expected range and still be called normal in another reading."""
-PEAKS = {"A100": 1.0, "H100": 1.0, "V100": 3.0, "B200": 3.0}
+PEAKS = {"A100": 1, "H100": 1, "V100": CHECK.rare, "B200": CHECK.rare}
 """GPUs whose peak programs take for any GPU, and how rare that is."""
-RARE = 3.0
 PASSES = 3
 """Forward passes that forward and backward pass are worth."""
 RECOMPUTED = 4 / 3
 MOST_READINGS = 2
 SMALLER = ("pythia-160m", "pythia-410m", "pythia-1b", "pythia-2.8b", "pythia-6.9b")
 """Models that stand for smaller ones than stated."""
-LIKE = 1.35
-"""Factor between the MFU of a smaller model and the stated one up to which it may be that model."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +40,13 @@ def readings(setup: Setup) -> Iterator[Reading]:
     if gpus > 1:
         yield Reading("one_gpu", 1 / gpus)
         yield Reading("all_gpus", float(gpus))
-        yield Reading("shard", setup.flops_per_token / _shard_flops(setup), RARE)
+        yield Reading("shard", setup.flops_per_token / _shard_flops(setup), CHECK.rare)
     without = 6.0 * shape(setup.experiment.model).parameters
-    if without < (1 - SAME) * setup.flops_per_token:
+    if without < (1 - CHECK.same_mfu) * setup.flops_per_token:
         yield Reading("no_attention", setup.flops_per_token / without)
         causal = (without + setup.flops_per_token) / 2
         yield Reading("half_attention", setup.flops_per_token / causal)
-    yield Reading("forward", float(PASSES), RARE)
+    yield Reading("forward", float(PASSES), CHECK.rare)
 
 
 def _peaks(setup: Setup) -> Iterator[Reading]:
@@ -64,17 +55,17 @@ def _peaks(setup: Setup) -> Iterator[Reading]:
     peak = setup.peak_tflops
     for name, rarity in PEAKS.items():
         other = known()[name].peak_flops("bf16") / 1e12
-        if abs(math.log(other / peak)) < SAME:
+        if abs(math.log(other / peak)) < CHECK.same_mfu:
             continue
         facts = {"other": name, "peak_other": f"{other:.0f}"}
         yield Reading("other_peak", other / peak, rarity, facts)
         sparse = {"other": f"{name} with sparsity", "peak_other": f"{2 * other:.0f}"}
-        yield Reading("other_peak", 2 * other / peak, RARE * rarity, sparse)
+        yield Reading("other_peak", 2 * other / peak, CHECK.rare * rarity, sparse)
     formats = {"TF32": gpu.tf32_tflops, "fp32": gpu.fp32_tflops}
     for name, rate in formats.items():
-        if rate < (1 - SAME) * peak:
+        if rate < (1 - CHECK.same_mfu) * peak:
             facts = {"other": f"{gpu.name} in {name}", "peak_other": f"{rate:.0f}"}
-            yield Reading("other_peak", rate / peak, RARE, facts)
+            yield Reading("other_peak", rate / peak, CHECK.rare, facts)
 
 
 def _shard_flops(setup: Setup) -> float:
@@ -87,12 +78,12 @@ def _shard_flops(setup: Setup) -> float:
 def of_mfu(setup: Setup, mfu: float, true_mfu: float) -> Gap | None:
     """Return what an MFU is of that differs from the one that follows from the rate; None if they agree."""
     times = true_mfu / mfu
-    if abs(math.log(times)) < SAME:
+    if abs(math.log(times)) < CHECK.same_mfu:
         return None
     near = []
     for reading in readings(setup):
         misfit = abs(math.log(times / reading.times))
-        if misfit < NEAR:
+        if misfit < CHECK.near_reading:
             near.append((reading.rarity, misfit, reading))
     reading = Reading("unknown", times)
     if near:
@@ -107,7 +98,7 @@ def of_mfu_alone(setup: Setup, mfu: float, expected: tuple[float, float]) -> lis
     found = []
     for reading in readings(setup):
         meant = mfu * reading.times
-        if low / WIDER <= meant <= high * WIDER:
+        if low / CHECK.wider <= meant <= high * CHECK.wider:
             gap = _gap(setup, reading, meant, is_shown=False)
             misfit = abs(math.log(meant / middle))
             score = CAUSES["peak"]["weight"] * math.exp(-2 * misfit) / reading.rarity
@@ -124,7 +115,7 @@ def smaller_model(setup: Setup, mfu: float) -> list[Gap]:
         if other is None or shape(name).parameters > 0.5 * shape(setup.experiment.model).parameters:
             continue
         misfit = abs(math.log(other.mfu(other.tokens_per_s) / mfu))
-        if misfit < math.log(LIKE) and (best is None or misfit < best[0]):
+        if misfit < math.log(CHECK.like_mfu) and (best is None or misfit < best[0]):
             best = (misfit, shape(name).parameters)
     if best is None:
         return []
@@ -156,7 +147,7 @@ def of_rate(setup: Setup, tokens_per_s: float, expected: tuple[float, float]) ->
         return None
     totals = {"per_gpu": tokens_per_s * gpus, "all_gpus": tokens_per_s / gpus}
     for cause, total in totals.items():
-        if low / WIDER <= total <= high * WIDER:
+        if low / CHECK.wider <= total <= high * CHECK.wider:
             about = CAUSES[cause]
             facts = {"gpus": gpus, "rate": f"{tokens_per_s:,.0f}"}
             return Gap(cause, fill(about["possible"], facts), False, None, about["weight"])

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsnb.base.errors import SettingsError
+from dsnb.prediction.alike import usual_names
+from dsnb.prediction.calibration import model_of
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import MASKED
 from dsnb.settings.training import text
@@ -46,6 +48,8 @@ class Claim:
     per_gpu: bool = False
     """Whether tokens/s and samples/s are those of one GPU."""
     program: str = ""
+    model: str = ""
+    """The model's name, if that is not its setting."""
     seen: Seen = field(default_factory=Seen)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     """Settings as a run or a log has them, also those of other programs; what is stated wins."""
@@ -85,42 +89,6 @@ MOST_SHARE = 2.0
 
 OWN_DATA = ("synthetic", "stdlib")
 """Data of dsnb's own loop, which have no padding."""
-ALIKE: dict[str, dict[Any, Any]] = {
-    "attention": {
-        "flash_attention_2": "sdpa",
-        "flash_attention_3": "sdpa",
-        "flash_attention_4": "sdpa",
-        "flash": "sdpa",
-        "flex_attention": "sdpa",
-        "xformers": "sdpa",
-        "torch": "eager",
-    },
-    "compile": {True: "default", False: "off"},
-    "offload": {"cpu": "optimizer-cpu", "optimizer": "optimizer-cpu", "all": "all-cpu"},
-}
-"""Values that other programs have, and the setting that takes the same time."""
-WAYS: dict[str, dict[str, Any]] = {
-    **{f"zero{stage}": {"strategy": "deepspeed", "zero_stage": stage} for stage in range(4)},
-    "fsdp2": {"strategy": "fsdp"},
-    "hsdp": {"strategy": "fsdp", "shard_size": 8},
-    "single": {"strategy": "plain"},
-    "none": {"strategy": "plain"},
-}
-"""Other names of strategies."""
-
-
-def known_settings(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with values of other programs replaced by those that take the same time."""
-    settings = dict(stated)
-    for name, alike in ALIKE.items():
-        value = settings.get(name)
-        if isinstance(value, str | bool):
-            settings[name] = alike.get(value, value)
-    way = str(settings.get("strategy", "")).lower().replace("-", "").replace(" ", "")
-    if way in WAYS:
-        del settings["strategy"]
-        settings = {**WAYS[way], **settings}
-    return settings
 
 
 def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: str | None) -> Claim:
@@ -129,17 +97,25 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
     Raises SettingsError if the row has no speed, or nothing names the model and the GPU.
     """
     known = {str(name): value for name, value in row.items() if text(value) != "-"}
+    model = known.get("model")
+    known["model"] = model_of(known)
     recorded = {}
     for name in DEFAULTS.keys() - {"deepspeed"}:  # in tables, that is a version
-        if name in known:
+        if known.get(name) is not None:
             recorded[name] = _typed(name, known[name])
+    recorded = usual_names(recorded)
     for needed in ("model", "gpus"):
         if needed not in {*recorded, *stated}:
             raise SettingsError(f"the {needed} of these runs is unknown: say --set {needed}=VALUE")
     where = gpu or str(known.get("gpu_name", ""))
     if not where:
         raise SettingsError("the GPU of these runs is unknown: say --gpu NAME")
-    kernel = known.get("attention_kernel")
+    masked = None
+    if "attention_kernel" in known:
+        masked = str(known["attention_kernel"]).endswith(MASKED)
+    real_tokens = None
+    if known.get("data") in OWN_DATA:
+        real_tokens = 1.0
     return Claim(
         stated,
         where,
@@ -148,10 +124,11 @@ def of_row(row: Mapping[str, Any], stated: Mapping[str, Any], gpu: str, link: st
         step_s=_number(known, "step_time_mean_s"),
         samples_per_s=_number(known, "samples_per_s"),
         program=str(known.get("program") or known.get("source") or ""),
+        model=str(stated.get("model") or model),
         recorded=recorded,
         seen=Seen(
-            real_tokens=1.0 if known.get("data") in OWN_DATA else None,
-            masked=None if kernel is None else str(kernel).endswith(MASKED),
+            real_tokens=real_tokens,
+            masked=masked,
             gpu_util_pct=_number(known, "gpu_util_pct"),
             cpu_bound=_number(known, "cpu_bound"),
             alloc_retries=_number(known, "alloc_retries"),

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dsnb.base.formulas import planning
+from dsnb.base.system import hardware
+from dsnb.prediction import tuned
 from dsnb.prediction.check.claims import Seen
 from dsnb.prediction.check.setup import WAYS, Setup
 from dsnb.prediction.gpus import Link
@@ -22,28 +24,12 @@ from dsnb.results.runs.templates import fill
 CAUSES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("causes.toml").read_text(encoding="utf-8")
 )
-LEAST_SHOWN = 0.02
-"""Smallest share of a step that is named; of a slow step, this share of what is not explained."""
-LEAST_OF_SLOW = 0.25
-LEAST_POSSIBLE = 0.05
-LITTLE_SLOWER = 1.1
-"""Below this slowdown, possible causes are not looked for."""
-SLOW_HOST = 2.5
-"""Times that a slow or busy host takes for a launch; hosts of the data sets differ by two."""
-LARGER_BATCH = 4
-BUSY_PCT = 90.0
-"""Utilization below which the GPUs wait between steps."""
-HOST_SHARE = 0.25
-"""Share of `cpu_bound` above which the host is said to limit a run."""
-SKEWED = 0.05
-SLOW_CLOCK = 0.6
-"""Share of the boost clock below which a GPU is limited: products in bf16 keep most GPUs above."""
+"""Words and weights of each cause."""
+CHECK = tuned.numbers("check")
 BOOST_MHZ = {"H100": 1980, "H200": 1980, "A100": 1410, "A100-40GB": 1410, "V100": 1530}
+"""Clocks that the multiprocessors reach, by the data sheets."""
 NETWORKS_GBIT = (0.5, 1, 2.5, 5, 10, 25, 50, 100, 200)
-UNPACKED_PRETRAINING = 2.0
-"""How many times as rare padding is where training is not known to be fine-tuning: pretraining packs."""
-TIGHT = 0.9
-"""Share of the room for tensors above which the allocator may return memory."""
+"""Usual networks, and what is left of them, for each GPU."""
 COMMUNICATION = (
     "all_reduce_s",
     "reduce_scatter_s",
@@ -52,6 +38,7 @@ COMMUNICATION = (
     "tensor_all_reduce_s",
     "point_to_point_s",
 )
+"""Parts of a step that are communication."""
 SWITCHES = [name for name, cause in CAUSES.items() if "without" in cause]
 """Causes that are settings."""
 
@@ -93,13 +80,19 @@ class Case:
         return not self.setup.stated.isdisjoint(names)
 
     def shown(self, cause: str, saved_s: float, **facts: object) -> Gap | None:
-        """Return a cause that the input shows, by the seconds of a token that it costs in the prediction."""
-        return self.of_share(cause, saved_s / self.setup.token_s(), **facts)
+        """Return a cause that the settings show, by the seconds of a token that it costs in the prediction.
+
+        The prediction of a slow step has it already, so a small one is beside the point.
+        """
+        share = saved_s / self.setup.token_s()
+        unexplained = 1 - 1 / max(1.0, self.slowdown)
+        if share < CHECK.least_of_slow * unexplained:
+            return None
+        return self.of_share(cause, share, **facts)
 
     def of_share(self, cause: str, share: float | None, **facts: object) -> Gap | None:
         """Return a cause that the input shows, by its share of the step."""
-        unexplained = 1 - 1 / max(1.0, self.slowdown)
-        if share is not None and share < max(LEAST_SHOWN, LEAST_OF_SLOW * unexplained):
+        if share is not None and share < CHECK.least_shown:
             return None
         return Gap(cause, fill(CAUSES[cause]["shown"], facts), True, share)
 
@@ -113,7 +106,7 @@ class Case:
         about = CAUSES[cause]
         times = min(times, about.get("most", math.inf))
         share = 1 - 1 / times
-        if share < LEAST_POSSIBLE or self.slowdown < LITTLE_SLOWER:
+        if share < CHECK.least_possible or self.slowdown < CHECK.little_slower:
             return None
         facts = {"padded": f"{100 * share:.0f}", **facts}
         misfit = abs(math.log(times / self.slowdown))
@@ -127,7 +120,7 @@ def gaps(case: Case) -> list[Gap]:
     shown = [gap for gap in found if gap.is_shown]
     names = {gap.cause for gap in shown}
     possible = [gap for gap in found if not gap.is_shown and gap.cause not in names]
-    shown.sort(key=lambda gap: -1.0 if gap.share is None else -gap.share)
+    shown.sort(key=lambda gap: -(gap.share or 1.0))  # an unknown size may be the largest
     possible.sort(key=lambda gap: -gap.score)
     return shown + possible
 
@@ -135,17 +128,20 @@ def gaps(case: Case) -> list[Gap]:
 def _each(case: Case) -> Iterator[Gap | None]:
     for cause in SWITCHES:
         yield _switch(case, cause)
+    yield _emulated(case)
     yield _sharding(case)
     yield _small_batch(case)
     yield _host(case)
     yield from _links(case)
     yield _mask(case)
     yield _padding(case)
+    if planning.is_fine_tuning(vars(case.setup.experiment)):
+        yield case.possible("real_tokens", max(1.0, case.slowdown))
     yield _loader(case)
     yield _memory(case)
     yield _throttling(case)
     seen = case.seen
-    if seen.step_skew and seen.step_skew > SKEWED:
+    if seen.step_skew and seen.step_skew > CHECK.skewed:
         skew = f"{100 * seen.step_skew:.0f}"
         yield case.of_share("straggler", seen.step_skew / (1 + seen.step_skew), skew=skew)
     if seen.recompilations:
@@ -195,6 +191,17 @@ def _could_have(case: Case, cause: str) -> bool:
     return not case.is_stated("strategy", "zero_stage") or stage >= 1
 
 
+def _emulated(case: Case) -> Gap | None:
+    """Return that a GPU does not have the number format that was stated."""
+    setup = case.setup
+    name = setup.gpu.name
+    if setup.experiment.precision != "bf16" or not hardware.peak_tflops(name, "fp16"):
+        return None
+    if hardware.peak_tflops(name, "bf16"):
+        return None
+    return case.of_share("emulated", None, gpu=name)
+
+
 def _sharding(case: Case) -> Gap | None:
     """Return what the strategy costs over the fastest simpler one on which the model fits."""
     setup = case.setup
@@ -223,15 +230,15 @@ def _small_batch(case: Case) -> Gap | None:
     setup = case.setup
     size = setup.experiment.micro_batch_size
     if not case.is_stated("micro_batch_size"):
-        single = setup.changed(micro_batch_size=1)
-        times = single.token_s() / setup.token_s() if single else 1.0
+        single = setup.changed(micro_batch_size=1) or setup
+        times = single.token_s() / setup.token_s()
         return case.possible("small_batch", max(1.0, times))
-    larger = setup.changed(micro_batch_size=LARGER_BATCH * size)
+    larger = setup.changed(micro_batch_size=CHECK.larger_batch * size)
     if larger is None:
         return None
     saved_s = setup.token_s() - larger.token_s()
     tokens = f"{setup.experiment.micro_batch_tokens:,}"
-    more = f"{LARGER_BATCH} times as many"
+    more = f"{CHECK.larger_batch} times as many"
     if not larger.fits:
         more += ", with recomputation or shards if they do not fit,"
     return case.shown("small_batch", saved_s, tokens=tokens, more=more)
@@ -240,30 +247,37 @@ def _small_batch(case: Case) -> Gap | None:
 def _host(case: Case) -> Gap | None:
     """Return the time that the GPU waits for the host, measured or predicted."""
     setup = case.setup
-    parts = setup.parts()
-    what = ""
-    if setup.experiment.zero_stage == 3:
-        what = "whose hooks of ZeRO 3 fetch parameters one by one"
-    elif setup.experiment.parallel_strategy.is_deepspeed:
-        what = "with DeepSpeed's work for each tensor"
+    what = _work_of_host(case)
     better = ""
     if setup.experiment.compile == "off":
         better = "compile, or use a larger micro-batch"
     measured = case.seen.cpu_bound
     if measured is not None:
-        if measured < HOST_SHARE:
+        if measured < CHECK.host_share:
             return None
         return case.of_share("host", measured, what=what, better=better)
+    parts = setup.parts()
     share = float(parts.host_s) / float(parts.step_time_s)
-    if share >= LEAST_POSSIBLE and case.is_stated("micro_batch_size", "strategy", "zero_stage"):
+    is_stated = case.is_stated("micro_batch_size", "strategy", "zero_stage")
+    if share >= CHECK.least_possible and is_stated:
         waits_s = share * setup.token_s()
         return case.shown("host", waits_s, what=what, better=better)
-    times = setup.on_host(SLOW_HOST).token_s() / setup.token_s()
-    if what and case.is_stated(
-        "strategy", "zero_stage"
-    ):  # what hooks take of a model of many tensors is not predicted
+    times = setup.on_host(CHECK.slow_host).token_s() / setup.token_s()
+    if what:  # what hooks take of a model of many tensors is not predicted
         times = max(times, case.slowdown)
     return case.possible("host", max(1.0, times), what=what)
+
+
+def _work_of_host(case: Case) -> str:
+    """Return what DeepSpeed does in Python, if it is stated to train."""
+    experiment = case.setup.experiment
+    if not case.is_stated("strategy", "zero_stage"):
+        return ""
+    if experiment.zero_stage == 3:
+        return "whose hooks of ZeRO 3 fetch parameters one by one"
+    if experiment.parallel_strategy.is_deepspeed:
+        return "with DeepSpeed's work for each tensor"
+    return ""
 
 
 def _links(case: Case) -> Iterator[Gap | None]:
@@ -282,8 +296,7 @@ def _links(case: Case) -> Iterator[Gap | None]:
             return
         yield _slow_network(case)
         return
-    is_pcie = not link.nvlink or not setup.gpu.nvlink_gb_per_s
-    if is_pcie:
+    if not link.nvlink or not setup.gpu.nvlink_gb_per_s:
         yield case.shown("pcie", sent_s, rate=f"{setup.gpu.pcie_gb_per_s:.0f}")
         return
     if case.is_stated("strategy", "zero_stage"):
@@ -324,7 +337,7 @@ def _padding(case: Case) -> Gap | None:
     if real is not None:
         share = 1 - real
         return case.of_share("padding", share, padded=f"{100 * share:.0f}")
-    rarity = UNPACKED_PRETRAINING
+    rarity = CHECK.unpacked_pretraining
     if planning.is_fine_tuning(vars(case.setup.experiment)):
         rarity = 1.0
     return case.possible("padding", max(1.0, case.slowdown), rarity)
@@ -335,7 +348,7 @@ def _loader(case: Case) -> Gap | None:
     util = case.seen.gpu_util_pct
     if util is not None:
         waits = 1 - util / 100 - (case.seen.cpu_bound or 0.0)  # in a step, it waits for the host
-        if util >= BUSY_PCT or waits <= 0:
+        if util >= CHECK.busy_pct or waits <= 0:
             return None
         return case.of_share("loader", waits, util=f"{util:.0f}")
     return case.possible("loader", max(1.0, case.slowdown))
@@ -349,7 +362,10 @@ def _memory(case: Case) -> Gap | None:
             return None
         return case.of_share("memory", None, retries=f"{retries:.0f}")
     setup = case.setup
-    if not case.is_stated("micro_batch_size") or setup.need_gib < TIGHT * setup.room_gib:
+    if (
+        not case.is_stated("micro_batch_size")
+        or setup.need_gib < CHECK.tight_memory * setup.room_gib
+    ):
         return None
     need = f"{setup.need_gib:.0f}"
     room = f"{setup.room_gib:.0f}"
@@ -362,7 +378,7 @@ def _throttling(case: Case) -> Gap | None:
     boost = BOOST_MHZ.get(case.setup.gpu.name)
     if clock is None:
         return case.possible("throttling", max(1.0, case.slowdown))
-    if boost is None or clock > SLOW_CLOCK * boost:
+    if boost is None or clock > CHECK.slow_clock * boost:
         return None
     parts = case.setup.parts()
     products = float(parts.matmul_s) + float(parts.attention_s)

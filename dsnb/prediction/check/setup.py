@@ -11,7 +11,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.formulas.model_shapes import PRESETS, facts
 from dsnb.base.system import hardware as machine
-from dsnb.prediction import calibration, speed_range
+from dsnb.prediction import calibration, speed_range, tuned
 from dsnb.prediction.candidates import usual_length
 from dsnb.prediction.check.claims import Claim
 from dsnb.prediction.gpus import GpuSpec, find, link
@@ -22,8 +22,9 @@ from dsnb.prediction.speed_range import SpeedRange
 from dsnb.prediction.step_time import Constants, StepTime, count_step, parts
 from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.settings.checks import contradictions
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DECLARED, DEFAULTS, Experiment
 from dsnb.settings.strategies.logged import MEGATRON
+from dsnb.settings.training import text
 
 WAYS: list[dict[str, Any]] = [
     {"strategy": "ddp"},
@@ -31,8 +32,7 @@ WAYS: list[dict[str, Any]] = [
     {"strategy": "fsdp"},
 ]
 """Ways to share a training, the simplest first; the first on which it fits is assumed."""
-USUAL_TOKENS = 16_384
-"""Most tokens of an assumed micro-batch."""
+CHECK = tuned.numbers("check")
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bm])(?![a-z0-9])", re.IGNORECASE)
 BILLION = {"b": 1.0, "m": 1e-3}
 USUAL_FAMILIES = ("llama", "qwen2.5", "gpt2", "opt", "pythia")
@@ -144,8 +144,7 @@ class Setup:
         others = [self]
         for changes in UNKNOWN_CHANGES:
             if self.stated.isdisjoint(changes):
-                other = self.changed(**changes)
-                others += [other] if other else []
+                others.append(self.changed(**changes) or self)
         low = min(one.range.low * one.tokens_per_s for one in others)
         high = max(one.range.high * one.tokens_per_s for one in others)
         return low, high
@@ -173,7 +172,9 @@ def of_claim(claim: Claim) -> Setup:
     model = str(stated.get("model") or claim.recorded["model"])
     stated["model"], assumed = known_model(model)
     checked = trained_elsewhere(stated)
-    stated = {**claim.recorded, **checked.model_dump(exclude_unset=True), "device": "cuda"}
+    recorded, left = _predictable(claim.recorded)
+    assumed += left
+    stated = {**recorded, **checked.model_dump(exclude_unset=True), "device": "cuda"}
     stated.pop("deepspeed", None)
     nodes = link().nodes(Experiment.recorded(stated))
     path = link(claim.link or "nvlink")
@@ -181,11 +182,26 @@ def of_claim(claim: Claim) -> Setup:
         path = replace(path, network_gb_per_s=link(USUAL_NETWORK).network_gb_per_s)
         assumed.append(f"{USUAL_NETWORK.removeprefix('ib:')} Gbit/s a GPU between nodes")
     _check_split(stated)
+    _check_tokens(claim, stated)
     hardware = Hardware(gpu, path)
-    known = frozenset(stated) | ({"link"} if claim.link else frozenset())
+    known = {*stated}
+    if claim.link:
+        known.add("link")
     chosen, added = _completed(stated, gpu)
     assumed += added
-    return Setup(Experiment.recorded(chosen), hardware, known, tuple(assumed))
+    return Setup(Experiment.recorded(chosen), hardware, frozenset(known), tuple(assumed))
+
+
+def _predictable(recorded: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return recorded settings without values that dsnb does not have, and the defaults in their place in words."""
+    kept = dict(recorded)
+    assumed = []
+    for name, value in recorded.items():
+        order = DECLARED[name].order
+        if order and value not in (*order, MEGATRON):
+            del kept[name]
+            assumed.append(f"{text(DEFAULTS[name])} for {DECLARED[name].title} {text(value)}")
+    return kept, assumed
 
 
 def _check_split(settings: Mapping[str, Any]) -> None:
@@ -196,6 +212,19 @@ def _check_split(settings: Mapping[str, Any]) -> None:
         raise SettingsError(
             f"gpus is {experiment.gpus}: the model is split over {split} GPUs; give a multiple of that"
         )
+
+
+def _check_tokens(claim: Claim, settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError if tokens/s do not follow from the speed that is known."""
+    needed: tuple[str, ...] = ()
+    if claim.tokens_per_s is None and claim.samples_per_s is not None:
+        needed = ("seq_len",)
+    elif claim.tokens_per_s is None and claim.step_s is not None:
+        needed = ("seq_len", "micro_batch_size")
+    missing = [name for name in needed if name not in settings]
+    if missing:
+        values = " ".join(f"--set {name}=NUMBER" for name in missing)
+        raise SettingsError(f"tokens/s do not follow without {' and '.join(missing)}: say {values}")
 
 
 def known_model(name: str) -> tuple[str, list[str]]:
@@ -263,7 +292,9 @@ def _sharing(chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "strategy" in chosen or "zero_stage" in chosen:
         return [{}]
     if chosen.get("offload", "none") != "none":
-        stage = 3 if str(chosen["offload"]).startswith("all") else 2
+        stage = 2
+        if str(chosen["offload"]).startswith("all"):
+            stage = 3
         return [{"strategy": "deepspeed", "zero_stage": stage}]
     if chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1) > 1:
         return [{"strategy": MEGATRON, "zero_stage": 1}]
@@ -280,7 +311,7 @@ def _free(chosen: Mapping[str, Any], name: str, values: list[Any]) -> list[dict[
 
 def _sizes(seq_len: int) -> list[int]:
     """Return powers of two of sequences, the largest first."""
-    most = max(1, USUAL_TOKENS // seq_len)
+    most = max(1, CHECK.usual_tokens // seq_len)
     return [2**power for power in range(most.bit_length() - 1, -1, -1)]
 
 

@@ -7,7 +7,7 @@ from dsnb.prediction import nearest, speed_range
 from dsnb.prediction.check import accounting
 from dsnb.prediction.check import setup as setups
 from dsnb.prediction.check.claims import Claim
-from dsnb.prediction.check.gaps import Case, Gap, gaps
+from dsnb.prediction.check.gaps import CHECK, Case, Gap, gaps
 from dsnb.prediction.check.setup import Setup
 from dsnb.results.runs.labels import count
 
@@ -15,10 +15,6 @@ MOST_SHOWN = 4
 MOST_GAPS = 6
 OF_FIGURES = {"peak", "per_gpu", "all_gpus", "smaller_model", "real_tokens"}
 """Causes that concern the figure, not the step."""
-FAR = 2.0
-"""Times of the predicted speed above which another model than stated is suspected."""
-ABOVE = 1.1
-"""Times of the best MFU that was ever measured above which a rate must be wrong."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,9 @@ def check(claim: Claim) -> Verdict:
 def total_rate(claim: Claim, setup: Setup) -> float:
     """Return the tokens/s of all GPUs that a claim states, by the figure that says it most directly."""
     experiment = setup.experiment
-    gpus = experiment.gpus if claim.per_gpu else 1
+    gpus = 1
+    if claim.per_gpu:
+        gpus = experiment.gpus
     if claim.tokens_per_s is not None:
         return claim.tokens_per_s * gpus
     if claim.samples_per_s is not None:
@@ -100,7 +98,7 @@ def _figures(claim: Claim, setup: Setup, expected: tuple[float, float], kind: st
             rate /= setup.experiment.gpus
     if mfu is not None:
         found.insert(0, accounting.of_mfu(setup, mfu, setup.mfu(rate)))
-    is_far = rate > FAR * setup.tokens_per_s
+    is_far = rate > CHECK.far * setup.tokens_per_s
     if kind == "fast" and is_far and not any(found):
         found.append(accounting.of_size(setup, rate))
     return [gap for gap in found if gap]
@@ -109,10 +107,13 @@ def _figures(claim: Claim, setup: Setup, expected: tuple[float, float], kind: st
 def _verdict(setup: Setup, rate: float, expected: tuple[float, float]) -> tuple[str, str]:
     """Return `normal`, `slow` or `fast`, and the sentence."""
     low, high = expected
-    on = f"{_number(low)} to {_number(high)} tokens/s ({setup.range.on})"
+    low_pct = 100 * setup.mfu(low)
+    high_pct = 100 * setup.mfu(high)
+    rates = f"{_number(low)} to {_number(high)} tokens/s, MFU {low_pct:.2g} to {high_pct:.2g} %"
+    on = f"{rates} ({setup.range.on})"
     ratio = rate / setup.tokens_per_s
     best = speed_range.best_mfu(setup.gpu.name, setup.experiment)
-    if setup.mfu(rate) > ABOVE * best:
+    if setup.mfu(rate) > CHECK.above_best * best:
         return "fast", (
             f"fast: above what any run reached (MFU {100 * best:.0f} %), check the count of tokens or GPUs; "
             f"expected are {on}"
@@ -128,7 +129,7 @@ def _training(claim: Claim, setup: Setup, rate: float) -> str:
     """Return the training and its speed in one line."""
     experiment = setup.experiment
     parts = [
-        nearest.model_name(experiment.model),
+        nearest.model_name(claim.model or experiment.model),
         f"{count(experiment.gpus, 'GPU')} {setup.gpu.name}",
         experiment.label,
         f"{experiment.micro_batch_size} x {experiment.seq_len:,} tokens",
@@ -142,9 +143,9 @@ def _training(claim: Claim, setup: Setup, rate: float) -> str:
     if experiment.gpus > 1:
         speed += f", {_number(per_gpu)} a GPU"
     mfu = 100 * setup.mfu(rate)
-    speed += f", MFU {mfu:.1f} % of {setup.peak_tflops:.0f} dense TFLOP/s"
+    speed += f", MFU {mfu:.3g} % of {setup.peak_tflops:.0f} dense TFLOP/s"
     if claim.tflops is not None:
-        speed += f" ({mfu / 2:.1f} % of the peak with sparsity)"
+        speed += f" ({mfu / 2:.3g} % of the peak with sparsity)"
     return f"{', '.join(parts)}: {speed}"
 
 
@@ -165,12 +166,12 @@ def _line(gap: Gap) -> str:
     basis = "possible"
     if gap.is_shown:
         basis = "shown"
-    size = "unknown"
+    size = "size unknown"
     if gap.share is not None:
-        size = f"{100 * gap.share:.0f} %"
+        size = f"{100 * gap.share:.0f} % of the step"
     if gap.cause in OF_FIGURES:
-        size = "-"  # no part of the step
-    return f"{basis:8} {size:>7}  {gap.words}"
+        size = "the figure"
+    return f"{basis:8} {size:>16}: {gap.words}"
 
 
 def _number(value: float) -> str:

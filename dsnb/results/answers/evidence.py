@@ -14,6 +14,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant
 from dsnb.results.runs.table import numbers
 from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
+from dsnb.settings import programs
 from dsnb.settings.experiment import DEFAULTS
 
 MIN_TIMED_S = 5.0
@@ -51,7 +52,11 @@ def evidence(
     is_largest = sizes == sizes.groupby(alike).transform("max")
     described = texts.to_dict("index")
     options = table.to_dict("index")
-    starts = [name for name in options if _is_start(described[name])]
+    starts = []
+    for name in options:
+        may_lack = programs.has_defaults(first.loc[name].to_dict())
+        if _is_start(described[name], may_lack):
+            starts.append(name)
     found = {}
     for name in names:
         option = options[name]
@@ -89,7 +94,10 @@ def _edge(option: Mapping[Any, Any], size: float) -> Sentence:
     return say("edge")
 
 
-def _is_start(described: Mapping[str, str]) -> bool:
+def _is_start(described: Mapping[str, str], may_lack: bool) -> bool:
+    """Return whether a setting is a starting point; `may_lack` says that what is missing was usual."""
+    if not may_lack and any(described.get(name, _UNKNOWN) == _UNKNOWN for name in _OF_START):
+        return False
     is_usual = all(described.get(name, "-") in values for name, values in _OF_START.items())
     return described.get(labels.PARALLELISM) in START and is_usual
 

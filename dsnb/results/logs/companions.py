@@ -1,5 +1,6 @@
 """Settings of a Trainer's run from files beside its log: saved arguments, configurations of model and adapters."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from dsnb.results.logs import values
 from dsnb.results.logs.launchers import set_longest
 from dsnb.results.logs.reading import LoggedRun
 from dsnb.results.logs.trainer import FACTORY, OF_TRAINER, TRAINER
-from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import importing
+from dsnb.settings.records import values as columns
+from dsnb.settings.records.columns import SETTINGS
 
 MODEL = "config.json"
 ADAPTERS = "adapter_config.json"
@@ -27,7 +29,8 @@ def add(run: LoggedRun, folder: Path) -> None:
     except SettingsError as error:
         run.notes.append(f"left out: {error}")
         found = {}
-    set_longest(run, found.get("seq_len"), bool(found.get("packing")))
+    if isinstance(found.get("seq_len"), int):
+        set_longest(run, found["seq_len"], bool(found.get("packing")))
     for name, value in _settings(found, run.program).items():
         run.settings.setdefault(name, value)
     if found.get("split", 1) > 1:
@@ -43,17 +46,17 @@ def add(run: LoggedRun, folder: Path) -> None:
 
 
 def _settings(found: Mapping[str, Any], program: str) -> dict[str, Any]:
-    """Return what arguments say of a run."""
+    """Return what arguments say of a run, without values that its columns cannot have."""
     settings = {}
     for name, value in found.items():
-        if name not in {"device", "seq_len", "packing", "split"} and not name.startswith(
-            deepspeed_keys.PREFIX
-        ):
-            settings[name] = value
+        is_column = name in SETTINGS and name not in {"seq_len", "model"}
+        with contextlib.suppress(SettingsError):
+            if is_column:
+                settings[name] = columns.checked(name, value)
     # LLaMA-Factory recomputes whatever the Trainer was told.
     if program == FACTORY and not settings.get("activation_checkpointing"):
         settings.pop("activation_checkpointing", None)
-    settings["model"] = values.model(str(settings.get("model", "")))
+    settings["model"] = values.model(str(found.get("model", "")))
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -21,7 +21,7 @@ from dsnb.results.logs import (  # noqa: F401  (they register readers)
     trainer,
 )
 from dsnb.results.logs.reading import MARKS, READERS, LoggedRun
-from dsnb.results.logs.text import open_text, relevant_lines
+from dsnb.results.logs.text import MAX_LINE, open_text, relevant_lines
 from dsnb.results.logs.values import DECLARED
 
 GROUP = "dsnb.log_readers"
@@ -73,7 +73,7 @@ def read(path: Path) -> list[LoggedRun]:
     is_json = path.suffix == ".json"
     if set(step_csv.HEADER) <= set(header.strip().split(",")):
         return step_csv.read(path)
-    if tables.is_table(header) and not is_json:
+    if not is_json and tables.is_table(header[:MAX_LINE]):
         return tables.read(path)
     if is_json and _RESULTS.match(head):
         return trainer.read_results(path)

@@ -271,3 +271,10 @@ def chat_loss(run: LoggedRun, match: Match) -> None:
     if loss is not None:
         run.unnumbered += 1
         run.add_loss(loss)
+
+
+@reads("allocator cache flushes", pattern=r"(\d{1,6}) pytorch allocator cache flushes since")
+def cache_flushes(run: LoggedRun, match: Match) -> None:
+    """`[stage3.py:1939:step] 2 pytorch allocator cache flushes since last step. ...`: memory was nearly full."""
+    before = run.figures.get("alloc_retries") or 0
+    run.record(alloc_retries=before + int(match[1]))

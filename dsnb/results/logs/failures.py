@@ -16,15 +16,8 @@ from dsnb.results.logs.reading import (
     failure,
     reads,
 )
+from dsnb.settings.records.exceptions import EXCEPTION, OF_OTHERS
 
-_EXCEPTION = (
-    r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|OutOfResources)(?:: .*|\s*$))"
-)
-_OF_OTHERS = re.compile(
-    r"ChildFailedError|CalledProcessError|ProcessExitedException|ProcessRaisedException|DistBackendError"
-    r"|Connection (?:closed|reset) by peer|SystemExit"
-)
-"""Exceptions that report the end of another process."""
 _OUT_OF_HOST_MEMORY = re.compile(r"(?:[\w.]{1,100}\._Array)?MemoryError\b")
 _BATCH = (
     r"train_batch_size is not equal to .{0,80}? (\d{1,9}) != (\d{1,9}) \* (\d{1,9}) \* (\d{1,9})"
@@ -44,7 +37,7 @@ KILLED = (
 reads("Traceback (most recent call last)")(lambda run, _: run.scratch.update(traceback=True))
 
 
-@reads("Error", "Exception", "OutOfResources", pattern=_EXCEPTION)
+@reads("Error", "Exception", "OutOfResources", pattern=EXCEPTION)
 def error(run: LoggedRun, match: Match) -> None:
     """Read the last line of a traceback, which is enough to tell a log from other texts."""
     if not run.scratch["traceback"] and not match[1].endswith("OutOfMemoryError"):
@@ -52,7 +45,7 @@ def error(run: LoggedRun, match: Match) -> None:
     run.launched = True
     if _OUT_OF_HOST_MEMORY.match(match[1]):
         run.fail("oom", HOST_MEMORY, SHORTAGE)
-    elif _OF_OTHERS.search(match[1]):
+    elif OF_OTHERS.search(match[1]):
         run.fail("failed", match[1], CONSEQUENCE)
     else:
         run.fail("failed", match[1])

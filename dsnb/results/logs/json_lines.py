@@ -8,11 +8,9 @@ from dsnb.results.logs import trainer
 from dsnb.results.logs.reading import LoggedRun
 from dsnb.results.logs.text import MAX_LINE, open_text
 from dsnb.results.logs.trainer import as_text
-from dsnb.results.logs.values import DECLARED, count, number, parse_json, positive, seconds
+from dsnb.results.logs.values import DECLARED, count, number, parse_json, positive
 
 KEYS = DECLARED["json"]
-RATE_WITH_DIGITS = 0.01
-"""Steps/s from which ms-swift's six decimals are at least four digits."""
 FIRST_LINES = 4
 """Lines that are looked at to recognise a log."""
 
@@ -89,25 +87,12 @@ def _add(run: LoggedRun, entry: Mapping[str, Any], step: int, loss: str) -> None
     run.health.read(loss, str(entry.get("grad_norm", "")), step)
     total = positive(as_text(entry, "total_tokens"))
     tokens = trainer.tokens_of_each(run, step, total)
-    run.add_step(step, loss=number(loss), t_s=_time(entry, step, total), tokens=tokens)
+    texts = {name: as_text(entry, name) for name in entry}
+    run.add_step(step, loss=number(loss), t_s=trainer.time_of(texts, step), tokens=tokens)
     run.record(
         peak_reserved_gib=positive(as_text(entry, "memory(GiB)")),
         tokens_per_s=positive(as_text(entry, "throughput")),
     )
-
-
-def _time(entry: Mapping[str, Any], step: int, total: float | None) -> float | None:
-    """Return the time since the start: from a mean rate, which has more digits than the whole seconds beside it."""
-    mean = positive(as_text(entry, "throughput"))
-    if total and mean:
-        return total / mean
-    of_one_s = positive(as_text(entry, "train_speed(s/it)"))
-    if of_one_s:
-        return step * of_one_s
-    rate = positive(as_text(entry, "train_speed(iter/s)"))
-    if rate and rate >= RATE_WITH_DIGITS:
-        return step / rate
-    return seconds(as_text(entry, "elapsed_time"))
 
 
 def _final(run: LoggedRun, entry: Mapping[str, Any]) -> None:

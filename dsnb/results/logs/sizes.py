@@ -34,7 +34,7 @@ def count(run: LoggedRun) -> None:
 
 def shape(run: LoggedRun) -> Shape | None:
     """Return the shape of the model; None if the log does not tell how many parameters work on a token."""
-    preset = model_shapes.PRESETS.get(run.settings["model"])
+    preset = model_shapes.PRESETS.get(model_shapes.preset_of(run.settings["model"] or "") or "")
     if preset or run.has_experts:
         return preset
     shape = _by_arguments(run)

@@ -162,8 +162,8 @@ def loss(run: LoggedRun, match: Match) -> None:
     if place:
         run.program = SWIFT
         run.set_used(steps=count(place[2]))
-        elapsed = first_group(_ELAPSED, match[0])
-        run.scratch.update(bar=int(place[1]), bar_t_s=seconds(elapsed))
+        texts["elapsed_time"] = first_group(_ELAPSED, match[0])
+        run.scratch.update(bar=int(place[1]), bar_t_s=time_of(texts, int(place[1])))
     run.has_pairs |= PAIRS_KEY in texts
     run.record(peak_reserved_gib=positive(texts.get("memory(GiB)")))
     if "train_runtime" in texts:
@@ -309,6 +309,31 @@ def add_entry(run: LoggedRun, entry: Mapping[str, Any]) -> None:
         t_s = positive(as_text(entry, "train_runtime"))
         tokens = tokens_of_each(run, step, positive(as_text(entry, "num_input_tokens_seen")))
         run.add_step(step, loss=value, t_s=t_s, tokens=tokens)
+
+
+def time_of(texts: Mapping[str, str], step: int) -> float | None:
+    """Return the time since the start at an entry of LLaMA-Factory or ms-swift.
+
+    They print whole seconds, and beside them a mean rate that tells the same time in more digits.
+    """
+    elapsed_s = seconds(texts.get("elapsed_time"))
+    tokens = positive(texts.get("total_tokens"))
+    rates = {
+        "throughput": tokens,
+        "train_speed(iter/s)": step,
+    }
+    finer = []
+    for name, done in rates.items():
+        rate = positive(texts.get(name))
+        if rate and done:
+            finer.append(done / rate)
+    of_one_s = positive(texts.get("train_speed(s/it)"))
+    if of_one_s:
+        finer.append(step * of_one_s)
+    for time_s in finer:
+        if elapsed_s is None or abs(time_s - elapsed_s) <= 1:
+            return time_s
+    return elapsed_s
 
 
 def tokens_of_each(run: LoggedRun, step: int, total: float | None) -> float | None:

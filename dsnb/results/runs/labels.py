@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from dsnb.settings import deepspeed_keys
+from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.parallelism import SHARING, parallelism, parallelism_order
 from dsnb.settings.records.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
@@ -54,7 +54,7 @@ task."""
 
 def axis(name: str) -> Setting:
     """Return the display of a column that tells runs apart; an undeclared one is titled by its name."""
-    if name.startswith(deepspeed_keys.PREFIX):
+    if flat_keys.is_key(name):
         key = name.rpartition(".")[2]
         # A dash is a run that does not set it.
         return Setting(key, phrases={"-": f"default {key}"}, words={"-": "default"})

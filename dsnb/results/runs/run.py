@@ -23,7 +23,7 @@ from dsnb.base.formulas import metrics, model_shapes
 from dsnb.base.system import hardware
 from dsnb.results.runs import names
 from dsnb.results.runs.names import displayable
-from dsnb.settings import deepspeed_keys, programs
+from dsnb.settings import flat_keys, programs
 from dsnb.settings.experiment import DEFAULTS, UNNAMED, Experiment, with_former_defaults
 from dsnb.settings.records import agreement, record_schema
 from dsnb.settings.records.agreement import TimedSteps
@@ -215,8 +215,9 @@ class Run:
         chosen = _chosen(recorded, _SETTING_COLUMNS)
         if programs.is_own(self.settings):
             chosen = _DEFAULTS | chosen
-        for key, value in (recorded.get(deepspeed_keys.NAME) or {}).items():
-            chosen[deepspeed_keys.PREFIX + key] = value
+        for name in flat_keys.NAMES:
+            for key, value in (recorded.get(name) or {}).items():
+                chosen[f"{name}.{key}"] = value
         if chosen.get("device") == "cpu":
             chosen["allocator"] = None
         return chosen

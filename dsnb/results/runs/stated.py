@@ -72,22 +72,18 @@ def _contradiction(path: str, name: str, said: Any, value: Any) -> SettingsError
 
 def _are_equal(name: str, said: Any, value: Any) -> bool:
     if name == "model":
-        return _last(str(said)) == _last(str(value))
+        return _meant(str(said)) == _meant(str(value))
     return bool(said == value)
 
 
-def _last(model: str) -> str:
-    """Return the last part of the name of a model, of a preset that of its name on the hub."""
-    preset = model_shapes.PRESETS.get(model)
-    if preset and preset.hub_id:
-        model = preset.hub_id
-    return model.rpartition("/")[2].lower()
+def _meant(model: str) -> str:
+    """Return the preset that a name means, else the end of the name."""
+    return model_shapes.preset_of(model) or model.rpartition("/")[2].lower()
 
 
 def _is_unknown_model(run: LoggedRun, name: Any) -> bool:
     """Return whether a name says nothing: a user's own, or one that was derived from sizes."""
-    is_named = name in model_shapes.PRESETS or name in model_shapes.PUBLISHED
-    return not is_named or "model" in run.provenance
+    return model_shapes.preset_of(str(name)) is None or "model" in run.provenance
 
 
 def _check_model(run: LoggedRun, settings: Mapping[str, Any], path: str) -> None:

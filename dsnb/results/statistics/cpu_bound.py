@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dsnb.results.runs.table import numbers
+from dsnb.results.runs.table import loops, numbers
+from dsnb.settings import known
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.columns import SETTINGS, key_columns
 from dsnb.settings.training import CUDA_GRAPHS, text
@@ -24,7 +25,8 @@ def cpu_bound_words(runs: pd.DataFrame) -> dict[int, str]:
         return {}
     names = [*SETTINGS, *key_columns(runs), "gpu_name"]
     same = [name for name in names if name in runs and name != "compile"]
-    groups = runs.groupby(same, dropna=False, sort=False).ngroup()
+    alike = runs[same].assign(program=loops(runs))
+    groups = alike.groupby([*alike], dropna=False, sort=False).ngroup()
     compiled = runs.get("compile", pd.Series("off", index=runs.index))
     rate = numbers(runs, "tokens_per_s").where(runs["status"] == "ok")
     with_graphs = rate.where(compiled.isin(CUDA_GRAPHS)).groupby(groups).transform("median")
@@ -47,4 +49,6 @@ def _could_use_graphs(run: Mapping[str, Any]) -> bool:
     if mode in {"-", *CUDA_GRAPHS}:
         return False
     experiment = Experiment.of_row(run)
+    if known.unknown(experiment):
+        return False
     return not experiment.parallel_strategy.shards_weights(experiment)

@@ -23,9 +23,10 @@ from dsnb.base.formulas import metrics
 from dsnb.results.runs import labels
 from dsnb.results.runs.load import load_gpu
 from dsnb.results.runs.number_text import signed
-from dsnb.results.runs.table import as_runs, named_runs, numbers
+from dsnb.results.runs.table import as_runs, loops, named_runs, numbers
 from dsnb.results.statistics.summary import UNSTABLE, repeat_ratios
 from dsnb.results.statistics.tasks import TASK, with_trained
+from dsnb.settings.programs import DSNB
 from dsnb.settings.records.columns import KEYS, MAX_FIGURE
 from dsnb.settings.records.slow_kernels import FIGURES, slow_kernels
 
@@ -390,11 +391,13 @@ def median_of_others(values: np.ndarray) -> np.ndarray:
 def _reproducible(runs: pd.DataFrame) -> pd.Series:
     """Return whether the losses of each run can be compared: it is `ok`, without dropout, with a known seed and batch.
 
-    The losses of a run that was cut short are those of one rank, and those of a diverged one say
-    nothing about others.
+    Of another program, its data must be known as well. The losses of a run that was cut short are
+    those of one rank, and those of a diverged one say nothing about others.
     """
     needed = runs.reindex(columns=["seed", "global_batch_size", "dropout"])
     is_known = needed.notna().all(axis=1)
+    has_data = runs.reindex(columns=["data"])["data"].notna()
+    is_known &= has_data | (loops(runs) == DSNB)
     return (runs["status"] == "ok") & is_known & (numbers(runs, "dropout") == 0)
 
 
@@ -404,8 +407,8 @@ def _gaps_pct(runs: pd.DataFrame, loss: str, same: Sequence[str]) -> pd.Series:
     Gaps of last losses are relative to the first: one that has fallen to 1 % of it differs by
     rounding alone.
     """
-    determining = with_trained(runs).reindex(columns=list(same))
-    alike = determining.groupby(list(same), dropna=False).ngroup()
+    determining = with_trained(runs).reindex(columns=list(same)).assign(program=loops(runs))
+    alike = determining.groupby([*determining], dropna=False).ngroup()
     keys = [alike, runs["experiment"]]
     losses = numbers(runs, loss)
     medians = losses.groupby(keys, sort=False).median().dropna()

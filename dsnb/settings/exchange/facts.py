@@ -71,18 +71,13 @@ def _recomputed_by_fsdp(s: Experiment) -> bool | None:
     return s.activation_checkpointing and s.checkpoint_every == 1 and is_whole
 
 
-def _axolotl_recomputes(s: Experiment) -> bool | str | None:
-    """Return what axolotl is told; it can keep the inputs of blocks in host memory."""
-    if not s.activation_checkpointing:
-        return None
-    if s.checkpoint_offload:
-        return "offload"
-    return True
-
-
 def _kept_operators(s: Experiment) -> list[str] | None:
-    """Return the operators whose results are kept where only cheap ones are recomputed."""
-    if s.activation_checkpointing and s.checkpoint_ops == "cheap":
+    """Return the operators whose results are kept where only cheap ones are recomputed.
+
+    axolotl refuses them beside LoRA, whose layers change results in place.
+    """
+    is_cheap = s.activation_checkpointing and s.checkpoint_ops == "cheap"
+    if is_cheap and s.lora_rank == 0:
         return KEPT
     return None
 
@@ -114,13 +109,16 @@ def _ddp_bucket_mib(s: Experiment) -> int | None:
 
 
 def _distributed_type(s: Experiment) -> str:
-    """Return accelerate's name for what shares the training."""
+    """Return accelerate's name for what shares the training.
+
+    It starts the ranks of MULTI_CPU by mpirun only, those of MULTI_GPU by torchrun on any machine.
+    """
     named = {"deepspeed": "DEEPSPEED", "fsdp": "FSDP"}
     if s.strategy in named:
         return named[s.strategy]
     if s.gpus == 1:
         return "NO"
-    return "MULTI_CPU" if s.device == "cpu" else "MULTI_GPU"
+    return "MULTI_GPU"
 
 
 def _copies(s: Experiment) -> int | None:
@@ -149,7 +147,6 @@ DERIVED: Mapping[str, Callable[[Experiment], Any]] = {
     "loaded": lambda s: TORCH_DTYPES[s.numbers.built],
     "pure": lambda s: s.mixed_precision == "none" and not s.parallel_strategy.is_deepspeed,
     "recomputed_by_fsdp": _recomputed_by_fsdp,
-    "axolotl_recomputes": _axolotl_recomputes,
     "kept_operators": _kept_operators,
     "keeps_activations": lambda s: not s.activation_checkpointing,
     "whole_graph": _whole_graph,

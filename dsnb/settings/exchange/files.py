@@ -1,10 +1,12 @@
 """The files that take a setting into other programs: each starts as it is, and says why and what it lacks."""
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsnb.base.files import json_files
 from dsnb.settings.exchange import programs
 from dsnb.settings.exchange.facts import ACCELERATE_FILE, AUTO_FILE
 from dsnb.settings.exchange.left_out import LeftOut, left_out
@@ -16,6 +18,14 @@ Writer = Callable[[Mapping[str, Any], str], Iterator[str]]
 SETTINGS_FILE = "settings.json"
 """The settings for `dsnb.adapt`."""
 ARGUMENTS_FILE = "training_arguments.py"
+PLAIN_FILE = "deepspeed.json"
+"""DeepSpeed's configuration for `deepspeed.initialize`."""
+WORDS_FILE = "training_arguments.args"
+YAML_FILES = ("accelerate.yaml", "axolotl.yaml", "llamafactory.yaml")
+NAMES = (
+    ARGUMENTS_FILE, WORDS_FILE, *YAML_FILES, AUTO_FILE, ACCELERATE_FILE, PLAIN_FILE, SETTINGS_FILE,
+)  # fmt: skip
+"""All files that a setting may have."""
 OF_TRAINING = "# Of the training, and not of its speed: keep your own."
 
 
@@ -77,16 +87,31 @@ def files(experiment: Experiment, folder: str | Path = "") -> dict[str, str]:
     """
     found = {
         ARGUMENTS_FILE: _training_arguments(experiment),
-        "training_arguments.args": _words(experiment, folder),
-        "accelerate.yaml": _accelerate(experiment, folder),
-        "axolotl.yaml": _axolotl(experiment, folder),
-        "llamafactory.yaml": _llama_factory(experiment, folder),
+        WORDS_FILE: _words(experiment, folder),
     }
+    for name, write_yaml in zip(YAML_FILES, (_accelerate, _axolotl, _llama_factory), strict=True):
+        found[name] = write_yaml(experiment, folder)
     if experiment.parallel_strategy.is_deepspeed:
         found[AUTO_FILE] = _json(programs.deepspeed_auto(experiment))
         found[ACCELERATE_FILE] = _json(programs.deepspeed_accelerate(experiment))
-        found["deepspeed.json"] = _json(programs.deepspeed_plain(experiment))
+        found[PLAIN_FILE] = _json(programs.deepspeed_plain(experiment))
     return {**found, SETTINGS_FILE: _json(stated(experiment))}
+
+
+def write(experiment: Experiment, folder: Path) -> None:
+    """Write the files into a folder, in place of those that an earlier setting left there."""
+    remove(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files(experiment, folder.absolute()).items():
+        json_files.write_text(folder / name, content)
+
+
+def remove(folder: Path) -> None:
+    """Remove the files of a setting, and their folder if nothing else is in it."""
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _json(content: object) -> str:
@@ -101,9 +126,10 @@ def _training_arguments(experiment: Experiment) -> str:
         "",
         f"    from {Path(ARGUMENTS_FILE).stem} import arguments, model_arguments",
         "",
+        '    told = TrainingArguments("output", **arguments)  # before the model, for ZeRO 3',
         "    model = AutoModelForCausalLM.from_pretrained(NAME, **model_arguments)",
-        f'    model = dsnb.adapt(model, "{SETTINGS_FILE}")  # what is marked * below; optional',
-        '    Trainer(model, TrainingArguments("output", **arguments), train_dataset=...).train()',
+        f'    model = dsnb.adapt(model, "{SETTINGS_FILE}")  # optional: what is marked * below',
+        "    Trainer(model, told, train_dataset=...).train()",
         "",
         _start(experiment),
         "",
@@ -154,6 +180,8 @@ def _words(experiment: Experiment, folder: str | Path) -> str:
 
 def _accelerate(experiment: Experiment, folder: str | Path) -> str:
     start = "accelerate launch --config_file accelerate.yaml train.py"
+    if experiment.device == "cpu":
+        start = f"ACCELERATE_USE_CPU=true {start}"  # it does not pass the file's use_cpu on
     found = programs.accelerate_lines(experiment, str(Path(folder, ACCELERATE_FILE)))
     more = []
     if experiment.parallel_strategy.is_deepspeed:

@@ -5,11 +5,11 @@ from typing import Any
 
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import from_deepspeed, from_fsdp
-from dsnb.settings.exchange.from_arguments import STRATEGIES
 from dsnb.settings.exchange.imported import Imported
 from dsnb.settings.exchange.incoming import INCOMING
 
 IGNORED = set(INCOMING["accelerate"]["ignored"])
+STRATEGIES = {"NO": "plain", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}
 DEEPSPEED = "deepspeed_config."
 FSDP = "fsdp_config.fsdp_"
 PARALLEL = "parallelism_config.parallelism_config_"
@@ -113,10 +113,7 @@ def _groups(keys: Mapping[str, Any], found: Imported) -> None:
     if sizes.get("tp_size", 1) > 1:
         found.put("tp_size", tensor_parallel=sizes["tp_size"])
     for name in ("cp_size", "sp_size"):
-        if sizes.get(name, 1) > 1:
-            found.problems.append(
-                f"{name} is {sizes[name]}: dsnb does not measure sequence or context parallelism"
-            )
+        found.refuse_split(name, sizes.get(name, 1))
 
 
 def _compilation(keys: Mapping[str, Any], found: Imported) -> None:

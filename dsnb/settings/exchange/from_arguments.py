@@ -6,7 +6,7 @@ from typing import Any
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import from_deepspeed, from_fsdp
 from dsnb.settings.exchange.imported import Imported, backwards, setting_of
-from dsnb.settings.exchange.incoming import inverted
+from dsnb.settings.exchange.incoming import INCOMING, inverted
 
 NAMES = inverted("names")
 OPTIMIZERS = inverted("optimizers")
@@ -20,15 +20,12 @@ WHOLE = 3
 """Stage at which parameters are offloaded, too."""
 NF4 = 4
 """Bits of the frozen weights of QLoRA."""
-STRATEGIES = {
-    "NO": "plain",
-    "MULTI_GPU": "ddp",
-    "MULTI_CPU": "ddp",
-    "FSDP": "fsdp",
-    "DEEPSPEED": "deepspeed",
-}
-"""accelerate's names of what shares a training."""
+PROVEN = {"NO": "plain", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
+"""What saved arguments call the training -> strategy; `MULTI_GPU` can also be FSDP by accelerate's configuration."""
+MANY = 20
+"""Arguments that are named; saved arguments have a hundred."""
 OF_FACTORY = {"finetuning", "template"}
+WHOLE_LENGTH = ("packing", "sample_packing", "pad_to_sequence_len")
 REST = {"deepspeed", "hf_deepspeed_config", "deepspeed_plugin", "distributed_state"}
 
 
@@ -48,8 +45,9 @@ def read(
         if name in values:
             found.put(name, **{name: values[name]})
     kind = str(values.get("distributed_type", "")).upper()
-    if kind in STRATEGIES:
-        found.put("distributed_type", strategy=STRATEGIES[kind])
+    is_told = given.get("deepspeed") or values.get("fsdp")
+    if kind in PROVEN and not is_told:
+        found.put("distributed_type", strategy=PROVEN[kind])
     _deepspeed(given.get("deepspeed"), found, open_file, model or values.get("model"))
     for group in GROUPS:
         group(values, found)
@@ -60,7 +58,10 @@ def read(
                 found.put(path, **{rule["setting"]: setting})
     unread = [name for name in given if _is_unread(name, values)]
     if unread:
-        found.dropped[", ".join(unread)] = "no settings of dsnb"
+        names = ", ".join(unread)
+        if len(unread) > MANY:
+            names = f"{len(unread)} arguments of data, saving and logging"
+        found.dropped[names] = "no settings of dsnb"
     return found
 
 
@@ -123,6 +124,8 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
     for name in ("gradient_checkpointing", "fsdp_config.activation_checkpointing"):
         if values.get(name):
             found.put(name, activation_checkpointing=True)
+    if "selective_checkpointing.save" in values:
+        found.put("selective_checkpointing", checkpoint_ops="cheap")
     if values.get("gradient_checkpointing") == "offload":
         found.put("gradient_checkpointing", checkpoint_offload=True)
     if values.get("disable_gradient_checkpointing") is True:
@@ -134,7 +137,9 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
 
 
 def _compilation(values: Mapping[str, Any], found: Imported) -> None:
-    if values.get("torch_compile") is True:
+    if values.get("deepcompile") is True:
+        found.put("deepcompile", compile="deepcompile")
+    elif values.get("torch_compile") is True:
         mode = values.get("torch_compile_mode", "default")
         found.add("compile", mode.removesuffix("-no-cudagraphs"), "torch_compile")
     elif values.get("torch_compile") is False:
@@ -203,8 +208,8 @@ def _length(values: Mapping[str, Any], found: Imported) -> None:
 
 
 def is_packed(arguments: Mapping[str, Any]) -> bool:
-    """Return whether samples are packed, so that every sequence has the whole length."""
-    return bool(arguments.get("packing") or arguments.get("sample_packing"))
+    """Return whether samples are packed or padded, so that every sequence has the whole length."""
+    return any(arguments.get(name) is True for name in WHOLE_LENGTH)
 
 
 def _sharding(values: Mapping[str, Any], found: Imported) -> None:
@@ -216,21 +221,36 @@ def _sharding(values: Mapping[str, Any], found: Imported) -> None:
     asked = values.get("fsdp")
     if isinstance(asked, list):
         asked = " ".join(map(str, asked))
+    if values.get("dp_replicate_size", 1) > 1 and "dp_shard_size" in values:
+        found.put("dp_shard_size", shard_size=values["dp_shard_size"])
     if asked or options.get("version"):
         words = str(asked).split()
         from_fsdp.read(words, options, found)
 
 
+def _without_counterpart(values: Mapping[str, Any], found: Imported) -> None:
+    """Name what changes speed or memory and is no setting."""
+    for name, why in INCOMING["without_counterpart"].items():
+        if values.get(name) is True:
+            found.dropped[name] = why
+    for name in SPLITS:
+        found.refuse_split(name, values.get(name, 1))
+
+
+SPLITS = ("sequence_parallel_size", "context_parallel_size")
 HANDLED = {
     "bf16", "fp16", "tf32", "gradient_checkpointing", "torch_compile", "torch_compile_mode", "optim",
     "fsdp", "fsdp_config.reshard_after_forward", "fsdp_config.activation_checkpointing",
 }  # fmt: skip
 """Keys that the groups read."""
 READ = HANDLED | {
+    *SPLITS, *INCOMING["without_counterpart"],
     "pure_bf16", "disable_gradient_checkpointing", "lora_target_linear", "load_in_4bit", "load_in_8bit",
-    "flash_attention", "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
+    "deepcompile", "dp_replicate_size", "dp_shard_size", "pad_to_sequence_len", "flash_attention",
+    "sdp_attention", "packing", "sample_packing", "distributed_type", "fsdp_version",
 }  # fmt: skip
 """All arguments that are read by name, also those that another one's value decides about."""
 GROUPS: tuple[Callable[[Mapping[str, Any], Imported], None], ...] = (
     _precision, _recomputation, _compilation, _optimizer, _adapters, _attention, _length, _sharding,
+    _without_counterpart,
 )  # fmt: skip

@@ -17,8 +17,8 @@ PARAMETERS = ZERO + "offload_param."
 BUCKETS = (ZERO + "reduce_bucket_size", ZERO + "allgather_bucket_size")
 PURE = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
 CHECKS = (ZERO + "compute_grad_norm", "bf16.check_grad_overflow")
-TOGETHER = {*BUCKETS, *PURE, *CHECKS}
-"""Keys that are a setting only if all of a group are there."""
+TOGETHER = {*BUCKETS, *PURE, *CHECKS, "zero_allow_untested_optimizer"}
+"""Keys that are no setting by themselves."""
 ZEROPP = {
     (True, False): "weights",
     (False, True): "gradients",
@@ -131,7 +131,7 @@ def _precision(keys: dict[str, Any], found: Imported) -> None:
     for path in [path for path in keys if path.startswith(("bf16.", "fp16."))]:
         if not path.startswith(f"{used}.") or autocast:
             del keys[path]
-            found.dropped[path] = f"{path.partition('.')[0]} is not on"
+            found.dropped[path.partition(".")[0]] = "it is not on"
 
 
 def _accumulated(keys: dict[str, Any], found: Imported) -> None:

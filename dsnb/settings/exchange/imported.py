@@ -52,6 +52,13 @@ class Imported:
         self.dropped.update(inner.dropped)
         self.problems += inner.problems
 
+    def refuse_split(self, name: str, ranks: object) -> None:
+        """Refuse ranks that share a sequence."""
+        if isinstance(ranks, int) and ranks > 1:
+            self.problems.append(
+                f"{name} is {ranks}: dsnb does not measure sequence or context parallelism; set it to 1"
+            )
+
     def close(self) -> None:
         """Forget the open keys whose settings are known by now, and what is dsnb's own choice for the others."""
         have = self.settings

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dsnb.base.files.inert_pickle import Inert, plain
 from dsnb.base.formulas import model_shapes
 from dsnb.settings import checks, deepspeed_keys
 from dsnb.settings.exchange import from_accelerate, from_arguments, from_deepspeed
+from dsnb.settings.exchange.files import SETTINGS_FILE
 from dsnb.settings.exchange.imported import Imported
 from dsnb.settings.experiment import DEFAULTS, Experiment
 
@@ -52,18 +54,28 @@ def read(path: Path, given: Mapping[str, Any]) -> Imported:
     SettingsError
         If it is no such file, if it cannot be expressed in dsnb's settings, or if a given setting contradicts it.
     """
-    found = _read(path, given.get("model"))
-    named = found.settings.pop("model", None)
-    if named:
-        found.put(found.sources["model"], **_model(str(named), found))
-    for name, value in given.items():
-        if name not in DEFAULTS and not name.startswith(deepspeed_keys.PREFIX):
-            found.problems.append(checks.unknown_setting(name, DEFAULTS))
-        found.put(f"--set {name}", **{name: value})
-    _check(found)
+    with _odd_values(path):
+        found = _read(path, given.get("model"))
+        named = found.settings.pop("model", None)
+        if named:
+            found.put(found.sources["model"], **_model(str(named), found))
+        for name, value in given.items():
+            if name not in DEFAULTS and not name.startswith(deepspeed_keys.PREFIX):
+                found.problems.append(checks.unknown_setting(name, DEFAULTS))
+            found.put(f"--set {name}", **{name: value})
+        _check(found)
     if found.problems:
         raise SettingsError([f"{path}: {problem}" for problem in found.problems])
     return found
+
+
+@contextmanager
+def _odd_values(path: Path) -> Iterator[None]:
+    """Raise SettingsError for a value of another kind than its key has, such as a text for a number."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise SettingsError(f"{path} has a value of an unexpected kind ({error})") from error
 
 
 def _read(path: Path, model: str | None) -> Imported:
@@ -159,13 +171,14 @@ def arguments_in(folder: Path) -> dict[str, Any]:
     path = _arguments_file(folder)
     if path is None:
         return {}
-    content = _content(path)
-    if not from_arguments.MARKS & content.keys():
-        return {}
-    found = from_arguments.read(content, _opener(folder))
-    _weights(found, folder / "config.json")
-    more = {"packing": from_arguments.is_packed(content), "split": _sharing(content)}
-    return {**found.settings, **more}
+    with _odd_values(path):
+        content = _content(path)
+        if not from_arguments.MARKS & content.keys():
+            return {}
+        found = from_arguments.read(content, _opener(folder))
+        _weights(found, folder / "config.json")
+        more = {"packing": from_arguments.is_packed(content), "split": _sharing(content)}
+        return {**found.settings, **more}
 
 
 def _sharing(content: Mapping[str, Any]) -> int:
@@ -178,7 +191,14 @@ def _arguments_file(folder: Path) -> Path | None:
 
 
 def _folder(folder: Path, model: str | None) -> Imported:
-    """Return the settings of a training's folder."""
+    """Return the settings of a training's folder, or of one with the files of a recommendation."""
+    own = folder / SETTINGS_FILE
+    if own.is_file():
+        found = Imported()
+        found.put(
+            SETTINGS_FILE, **{key: each for key, each in _content(own).items() if key in DEFAULTS}
+        )
+        return found
     path = _arguments_file(folder)
     if path is None:
         raise SettingsError(f"{str(folder)!r} has no file of arguments: give {KINDS}")
@@ -234,27 +254,17 @@ def model_here(name: str) -> str | None:
     """Return a model by a name that this machine knows; None if it is a path elsewhere."""
     if name in model_shapes.PRESETS or model_shapes.local_config(name):
         return name
-    last = name.rstrip("/").rpartition("/")[2].lower()
-    for preset, shape in model_shapes.PRESETS.items():
-        if last in {preset, str(shape.hub_id).rpartition("/")[2].lower()}:
-            return preset
-    if model_shapes.is_hub_id(name):
+    preset = model_shapes.preset_of(name)
+    if preset is None and model_shapes.is_hub_id(name):
         return name
-    return None
+    return preset
 
 
 def _check(found: Imported) -> None:
     """Name what is missing, drop keys that DeepSpeed does not know, and collect contradictions."""
     found.close()
-    keys = {}
-    for name, value in found.settings.items():
-        if name.startswith(deepspeed_keys.PREFIX):
-            keys[name.removeprefix(deepspeed_keys.PREFIX)] = value
-    if keys:
-        for problem in deepspeed_keys.unknown_keys(found.settings.get("zero_stage", 0), keys):
-            name = problem.split()[0]
-            found.settings.pop(name, None)
-            found.dropped[name] = problem.removeprefix(name).lstrip(" :")
+    while _drop_unknown(found):
+        pass  # DeepSpeed names wrong values first, and then wrong names
     for name, advice in NEEDED.items():
         if name not in found.settings:
             found.left_open.setdefault(name, advice)
@@ -263,6 +273,34 @@ def _check(found: Imported) -> None:
             Experiment(**{"device": "cuda", "seq_len": 2, **found.settings})
         except SettingsError as error:
             found.problems += error.problems
+
+
+def _passed_on(found: Imported) -> dict[str, Any]:
+    """Return the keys of DeepSpeed that are passed on, without their prefix."""
+    keys = {}
+    for name, value in found.settings.items():
+        if name.startswith(deepspeed_keys.PREFIX):
+            keys[name.removeprefix(deepspeed_keys.PREFIX)] = value
+    return keys
+
+
+def _drop_unknown(found: Imported) -> bool:
+    """Drop the keys that DeepSpeed does not know or refuses; return whether there were any."""
+    before = len(found.settings)
+    keys = _passed_on(found)
+    if not keys:
+        return False
+    for problem in deepspeed_keys.unknown_keys(found.settings.get("zero_stage", 0), keys):
+        name = problem.split()[0]
+        inside = [key for key in found.settings if f"{key}.".startswith(f"{name}.")]
+        for key in inside:
+            del found.settings[key]
+        if inside:
+            shown = name.removeprefix(deepspeed_keys.PREFIX)
+            found.dropped[shown] = problem.removeprefix(name).lstrip(" :")
+        else:
+            found.problems.append(problem)
+    return len(found.settings) < before
 
 
 def sweep_name(name: str) -> str:
@@ -278,12 +316,10 @@ def params_text(found: Imported, name: str, origin: str) -> str:
             lines.append(f"{title}:")
             lines += [f"* {key}: {why}" for key, why in entries.items()]
     settings: dict[str, Any] = {}
-    keys = {}
     for key, value in found.ordered().items():
-        if key.startswith(deepspeed_keys.PREFIX):
-            keys[key.removeprefix(deepspeed_keys.PREFIX)] = value
-        else:
+        if not key.startswith(deepspeed_keys.PREFIX):
             settings[key] = value
+    keys = _passed_on(found)
     if keys:
         settings["deepspeed"] = deepspeed_keys.merged({}, keys)
     content = plain_yaml.dump({"name": name, "defaults": settings, "repeats": 1})

@@ -18,7 +18,7 @@ TEXTS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
 """Kind -> name -> sentence, and when it holds."""
 OF_TASK = frozenset({
     "model", "weights", "data", "tokenizer", "seed", "seq_len", "dropout", "warmup_steps", "steps",
-    "memory_limit_gib", "profile", "powersgd_rank", "nvme_path", "deepspeed",
+    "memory_limit_gib", "profile", "powersgd_rank", "nvme_path", "deepspeed", "micro_batch_size", "grad_accum",
 })  # fmt: skip
 """Settings of what is trained and measured, which a user has already or another setting brings along."""
 
@@ -39,7 +39,7 @@ def left_out(
 ) -> list[LeftOut]:
     """Return what the files of a program do not say.
 
-    A setting travels if the files would be others without it.
+    A setting travels if the files would be others without it, unless its sentence knows better.
 
     Parameters
     ----------
@@ -55,13 +55,15 @@ def left_out(
     for name, rule in {**TEXTS["loop"], **TEXTS[program]}.items():
         if is_meant(rule, known):
             found.append(_sentence(name, rule, known))
-    for name in _stays(experiment, content):
+    for name in _stays(experiment, content, known):
         rule = TEXTS["settings"].get(name, {"text": "{value}."})
         found.append(_sentence(name, rule, known))
     return found
 
 
-def _stays(experiment: Experiment, content: Callable[[Experiment], object]) -> Iterator[str]:
+def _stays(
+    experiment: Experiment, content: Callable[[Experiment], object], known: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield the settings that the files do not have."""
     if experiment.strategy not in BUILT_IN:
         yield "strategy"
@@ -78,7 +80,8 @@ def _stays(experiment: Experiment, content: Callable[[Experiment], object]) -> I
         if value == DEFAULTS[name]:
             continue
         without = experiment.model_copy(update={name: DEFAULTS[name]})
-        if rule.get("never") or content(without) == whole:
+        is_known = rule.get("never") or ("when" in rule and is_meant(rule, known))
+        if is_known or content(without) == whole:
             yield name
 
 

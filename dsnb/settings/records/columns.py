@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from dsnb.settings import deepspeed_keys
+from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DECLARED, DEFAULTS, SUPERVISION, Experiment
 
 STATUSES = ("ok", "oom", "nan", "untrained", "failed", "timeout", "interrupted")
@@ -125,8 +125,8 @@ SETTING_COLUMNS = {
     for name, default in DEFAULTS.items()
 }
 """Every setting, as a field of `experiment.json`."""
-SETTINGS = [name for name in DECLARED if name not in {"device", deepspeed_keys.NAME, *SUPERVISION}]
-"""Settings that are columns; keys of DeepSpeed's configuration are added if any run sets them."""
+SETTINGS = [name for name in DECLARED if name not in {"device", *flat_keys.NAMES, *SUPERVISION}]
+"""Settings that are columns; those of `deepspeed` and `script` are added if any run sets them."""
 FIGURES = declared("figures")
 TEXTS = declared("texts")
 MACHINE = declared("machine")
@@ -177,5 +177,5 @@ GPU_COLUMNS = list(SAMPLES)
 
 
 def key_columns(names: Iterable[str]) -> list[str]:
-    """Return the columns among `names` that are keys of DeepSpeed's configuration, in order."""
-    return sorted(name for name in names if str(name).startswith(deepspeed_keys.PREFIX))
+    """Return the columns among `names` that are keys of `deepspeed` or `script`, in order."""
+    return sorted(filter(flat_keys.is_key, names))

@@ -16,6 +16,8 @@ PROBE = "_probe-bs"
 """Part of the name of a probe: earlier versions searched for the largest micro-batch that fits."""
 MAX_NAME_BYTES = 255
 """Maximum length of a file's name on Linux and macOS."""
+RUN_DIR = "DSNB_RUN_DIR"
+"""Environment variable with the run folder of a script that dsnb has launched."""
 BANDWIDTH = "bandwidth"
 """The folder of all-reduce tests in a sweep's folder; no experiment can have this name."""
 
@@ -42,6 +44,17 @@ class RunPaths:
     slurm = File("slurm.json", "Record of the submitted Slurm job.")
     experiment = File("experiment.json", "The complete settings, written before the launch.")
     deepspeed = File("deepspeed.json", "The exact configuration that was passed to DeepSpeed.")
+    deepspeed_auto = File(
+        "deepspeed_auto.json",
+        "The configuration for transformers' Trainer that a `command` asked for.",
+    )
+    accelerate = File(
+        "accelerate.yaml", "The configuration for accelerate that a `command` asked for."
+    )
+    deepspeed_accelerate = File(
+        "deepspeed_accelerate.json", "DeepSpeed's configuration that `accelerate.yaml` names."
+    )
+    hosts = File("hostfile", "The hosts of the run, for a `command` that asked for them.")
     environment = File("environment.json", "Host, hardware and versions.")
     steps = File("steps.jsonl", "One JSON object per optimizer step.")
     gpu = File("gpu.jsonl", "One JSON object per sample of a GPU.")

@@ -9,6 +9,11 @@ from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.run_record import RunRecord
 
+OF_OTHERS = (
+    "lower the micro-batch (more accumulation keeps the global batch), recompute activations, or share the model "
+    "states among more GPUs"
+)
+"""Advice on a program of which not all settings are known."""
 ANYWHERE = {"hostfile": "", "include": "", "exclude": "", "nodes": 1}
 """Settings with which no rule about hosts applies."""
 
@@ -57,6 +62,8 @@ class Shortage:
 
     def advice(self) -> list[str]:
         """Return changes that would save memory, one sentence each."""
+        if None in vars(self.experiment).values():  # another program's, of which not all is known
+            return [OF_OTHERS]
         return list(self._changes()) or ["use a smaller model, or a device with more memory"]
 
     def _changes(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
 from dsnb.prediction import gpus
 from dsnb.results.runs.labels import text
-from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings import checks, flat_keys
 from dsnb.settings.experiment import Experiment
 
 LABELLED = {"description_width": "9rem"}
@@ -109,7 +109,7 @@ class Form:
 
     def add(self, name: str, chosen: list[Any]) -> None:
         """Add a row for a setting with these values, or replace its row."""
-        if name not in Experiment.model_fields and not name.startswith(deepspeed_keys.PREFIX):
+        if name not in Experiment.model_fields and not flat_keys.is_key(name):
             raise SettingsError(checks.unknown_setting(name, Experiment.model_fields))
         self.rows[name] = Row(name, chosen, self._changed)
         self._rows.children = [row.box for row in self.rows.values()]

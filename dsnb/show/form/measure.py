@@ -56,7 +56,10 @@ class Candidate:
 
 
 def candidate(whole: Experiment, on: Hardware, fixed: Mapping[str, Any]) -> Candidate:
-    """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay."""
+    """Shorten a setting for measuring: less accumulation and fewer steps if it is slow; `fixed` settings stay.
+
+    A command keeps its accumulation, which it may not be told.
+    """
     is_cpu = whole.device == "cpu"
 
     def seconds(experiment: Experiment) -> float:
@@ -64,14 +67,16 @@ def candidate(whole: Experiment, on: Hardware, fixed: Mapping[str, Any]) -> Cand
             return 6 * shape(whole.model).parameters * experiment.tokens_per_step / CPU_FLOPS
         return float(parts(count_step(experiment, on.gpu, on.link), on.constants).step_time_s)
 
-    whole_s = seconds(whole)
-    count = max(2, math.ceil(whole.grad_accum * STEP_S / whole_s))
-    short = whole.model_copy(update={"grad_accum": min(whole.grad_accum, count)})
-    steps = max(MIN_STEPS, math.ceil(TIMED_S / seconds(short)))
+    whole_s = seconds(whole.complete)
+    short = whole
+    if not whole.command:
+        count = max(2, math.ceil(whole.grad_accum * STEP_S / whole_s))
+        short = whole.model_copy(update={"grad_accum": min(whole.grad_accum, count)})
+    steps = max(MIN_STEPS, math.ceil(TIMED_S / seconds(short.complete)))
     lengths = {"steps": min(DEFAULTS["steps"], steps), "warmup_steps": WARMUP_STEPS}
     free = {name: value for name, value in lengths.items() if name not in fixed}
     short = short.model_copy(update=free)
-    if is_cpu:
+    if is_cpu or whole.command:
         return Candidate(whole, short, 1.0)
     rate = whole.tokens_per_step / whole_s
     return Candidate(whole, short, rate * seconds(short) / short.tokens_per_step)
@@ -84,7 +89,11 @@ def params_of(
     rows = []
     for experiment in experiments:
         settings = experiment.model_dump(exclude={"nodes"})
-        rows.append({name: value for name, value in settings.items() if value != DEFAULTS[name]})
+        if experiment.command:  # a default is stated or passed on, and not the same as unknown
+            row = {name: value for name, value in settings.items() if value is not None}
+        else:
+            row = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+        rows.append(row)
     first, *others = rows
     common = {
         name: value
@@ -221,7 +230,8 @@ def decide_by_runs(
     first = following(None)
     measuring.resume(first)
     runs: pd.DataFrame | None = None
-    with local.shared_servers({experiment.device for experiment in first[:1]}):
+    own = [experiment for experiment in first[:1] if not experiment.command]
+    with local.shared_servers({experiment.device for experiment in own}):
         if measuring.started:
             runs = measuring.execute()
         while True:

@@ -20,12 +20,19 @@ from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
+from dsnb.settings import flat_keys, programs
+from dsnb.settings.exchange import files
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import paths
 
 if TYPE_CHECKING:
     from dsnb.show.form.measure import Measuring
 
+ALTERNATIVES = 2
+"""Alternatives whose files for other programs are written."""
+NEEDED = ("model", "seq_len")
+"""Settings without which no prediction orders the settings of a command."""
+OF_COMMANDS = "dsnb's defaults for settings that are neither stated nor passed to the command"
 REPLACED = ("alternative", "runner_up", "outside")
 """Roles of sentences that measurements replace."""
 
@@ -144,16 +151,44 @@ def answers(scope: Scope, target: Target, budget: Budget, measurement: Measureme
         raise SettingsError(
             "device is 'cpu', but speeds are predicted for GPUs: leave it out, or give measure"
         )
+    commands: dict[str, Experiment] = {}
     if file:
         settings, _ = settings_of_file(file, scope.settings, scope.gpus)
-        scope = replace(scope, what=list(settings.values()))
+        scope = replace(scope, what=[as_predicted(one) for one in settings.values()])
+        for one in settings.values():
+            if one.command:
+                commands[one.complete.name_with_model] = one
     if measurement.count:
-        return [_measured(scope, target, budget, measurement)]
-    return predicted.recommend(scope, target, budget)
+        found = [_measured(scope, target, budget, measurement, commands)]
+    else:
+        found = predicted.recommend(scope, target, budget)
+    if commands:
+        assumed = say("assumed", what=OF_COMMANDS)
+        found = [replace(one, sentences=(*one.sentences, assumed)) for one in found]
+    return found
 
 
-def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> Answer:
-    """Return the best setting by runs on this machine."""
+def as_predicted(experiment: Experiment) -> Experiment:
+    """Return settings that can be predicted: those of a command with defaults for what is unknown."""
+    if not experiment.command:
+        return experiment
+    unknown = [name for name in NEEDED if getattr(experiment, name) is None]
+    if unknown:
+        named = " and ".join(unknown)
+        raise SettingsError(
+            f"predictions need {named}: state what your script has below 'defaults:'"
+        )
+    return experiment.complete
+
+
+def _measured(
+    scope: Scope,
+    target: Target,
+    budget: Budget,
+    measurement: Measurement,
+    commands: Mapping[str, Experiment],
+) -> Answer:
+    """Return the best setting by runs on this machine; `commands` are those of settings with them, by their names."""
     from dsnb.show.form.measure import Measuring, decide_by_runs  # loads what runs settings
 
     number = measurement.count
@@ -179,7 +214,8 @@ def _measured(scope: Scope, target: Target, budget: Budget, measurement: Measure
             if timed >= MIN_CALIBRATED:
                 on_runs = replace(target, calibrate=runs)
                 answer = only_task(predicted.recommend(scope, on_runs, budget), "measure")
-        return [one.model_copy(update={"device": target.device}) for one in answer.experiments]
+        asked = [commands.get(one.name_with_model, one) for one in answer.experiments]
+        return [one.model_copy(update={"device": target.device}) for one in asked]
 
     best = first.experiments[0]
     model = model_shapes.slug(best.model)
@@ -254,9 +290,12 @@ def _by_runs(
     ended = set(runs["experiment"]) - set(failed)
     alive = {name: one for name, one in measuring.started.items() if name in ended}
     good = runs[runs["experiment"].isin(list(alive))]
-    grad_accum = [alive[name].whole.grad_accum for name in good["experiment"]]
-    whole = good.assign(gpu_name=target.gpu, grad_accum=grad_accum)
-    scope = Scope([candidate.whole for candidate in alive.values()])
+    wholes = {name: candidate.whole.complete for name, candidate in alive.items()}
+    rows = [wholes[name].model_dump(exclude=set(flat_keys.NAMES)) for name in good["experiment"]]
+    known = pd.DataFrame(rows, index=good.index).drop(columns="device")
+    # The figures are of these settings, whatever program and defaults a script has.
+    whole = good.assign(gpu_name=target.gpu, **known, program=programs.DSNB)
+    scope = Scope(list(wholes.values()))
     (answer,) = predicted.recommend(scope, target, budget, whole)
     sentences = []
     for name, row in differences(good, figure="tokens_per_s").iterrows():
@@ -270,29 +309,49 @@ def _by_runs(
 
 
 def write(folder: str | Path, answer: Answer) -> list[str]:
-    """Write a recommendation into a folder, and return sentences on what was written and how to verify it.
+    """Write a recommendation into a folder, and return sentences on what was written and what it lacks.
 
-    That is a params file of the recommended setting and its alternatives, and DeepSpeed's
-    configuration of the former.
+    That is a params file of the recommended setting and its alternatives, and for other programs
+    the files of the setting, and of two alternatives in folders of their own.
     """
-    from dsnb.settings.exchange import deepspeed_config
     from dsnb.show.form.measure import params_of
 
     if answer.table.empty:
         raise SettingsError(f"nothing is written to {folder}: no setting fits")
     experiments = answer.experiments[: len(answer.table)]
-    best = experiments[0]
+    best, *others = experiments
     name = f"recommend_{model_shapes.slug(best.model)}"
     question = f"Which of the settings recommended for {answer.task} is the fastest?"
     content = params_of(name, question, experiments, repeats=4)
     params = Path(folder) / "params.yaml"
-    config = Path(folder) / "deepspeed.json"
     params.parent.mkdir(parents=True, exist_ok=True)
     json_files.write_text(params, plain_yaml.dump(content.model_dump(exclude_defaults=True)))
     sentences = [f"Written: {params}; to verify it by runs: dsnb sweep {params}"]
-    config.unlink(missing_ok=True)  # that of an earlier recommendation
-    if best.parallel_strategy.is_deepspeed:
-        json_files.write_json(config, deepspeed_config(best))
-        what = "DeepSpeed's configuration of the recommended setting"
-        sentences.append(f"Written: {config}, {what}")
-    return sentences
+    files.write(best, params.parent)
+    sentences.append(_of_files(params.parent, best))
+    places = [params.parent / f"alternative_{number}" for number in range(1, ALTERNATIVES + 1)]
+    for place in places:
+        files.remove(place)  # that of an earlier recommendation
+    for place, other in zip(places, others, strict=False):
+        files.write(other, place)
+        sentences.append(f"Written: {place}, the same for {other.name_with_model}")
+    return [*sentences, *_left_out(params.parent, best)]
+
+
+def _of_files(folder: Path, experiment: Experiment) -> str:
+    """Return the sentence on the files of a setting for other programs."""
+    names = list(files.files(experiment))
+    said = f"Written: {folder} has {', '.join(names)}"
+    return f"{said}: the recommended setting for other programs"
+
+
+def _left_out(folder: Path, experiment: Experiment) -> list[str]:
+    """Return sentences on what the files for the Trainer do not say, and on what applies it."""
+    missing = files.not_said(experiment)
+    by_call = [one.text for one in missing if one.adapted]
+    by_hand = [one.text for one in missing if not one.adapted]
+    call = f'dsnb.adapt(model, "{folder / files.SETTINGS_FILE}")'
+    return [
+        f"Not in the Trainer's files, and done by model = {call}: {' '.join(by_call)}",
+        f"Not in the Trainer's files, and yours to do: {' '.join(by_hand)}",
+    ]

@@ -4,11 +4,9 @@ The page does the arithmetic of tokens, prices and GPUs at hand, and sorts; all 
 computed here.
 """
 
-import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +27,9 @@ from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
 from dsnb.results.statistics.setting_axes import with_setting_axes
+from dsnb.settings.exchange import files
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
-from dsnb.settings.records.paths import RunPaths
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """A task with more than `MAX_PAIRS` pairs of settings sends the intervals of `CHOSEN_PAIRS`."""
@@ -158,13 +156,17 @@ def _candidates(
         described[name] = [known.get(label, {}).get(name, "") for label in table.index]
     for name in described:
         columns[str(name)] = [texts[text] for text in described[name]]
-    taken = {at: _take(run) for at, (name, run) in enumerate(first.items()) if name in kept}
+    taken = {at: _take(run, texts) for at, (name, run) in enumerate(first.items()) if name in kept}
     columns["take"] = {at: entry for at, entry in taken.items() if entry}
     return columns
 
 
-def _take(run: Mapping[str, Any]) -> dict[str, str]:
-    """Return `entry`, a params file's line that repeats a setting, and `config`, its `deepspeed.json`, where known."""
+def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
+    """Return `entry`, a params file's line that repeats a setting, and the `files` for other programs.
+
+    Most lines of a file are those of other settings' files, too. A file is sent as the places of
+    its lines in `texts`: the first of some that follow each other, their number, and so on.
+    """
     experiment = experiment_of(run)
     if not experiment:
         return {}
@@ -175,12 +177,21 @@ def _take(run: Mapping[str, Any]) -> dict[str, str]:
             entry[name] = value
     if experiment.deepspeed:
         entry["deepspeed"] = experiment.deepspeed
-    taken = {"entry": plain_yaml.dump(entry, in_one_line=True).strip()}
-    folder = run.get("run_dir")
-    if isinstance(folder, str):
-        with contextlib.suppress(OSError):
-            taken["config"] = RunPaths(Path(folder)).deepspeed.read_text(encoding="utf-8")
-    return taken
+    sent = {}
+    for name, content in files.files(experiment).items():
+        sent[name] = _runs_of([texts[line] for line in content.splitlines()])
+    return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), "files": sent}
+
+
+def _runs_of(places: Sequence[int]) -> list[int]:
+    """Return the first of the places that follow each other, their number, and so on."""
+    found: list[int] = []
+    for place in places:
+        if found and place == found[-2] + found[-1]:
+            found[-1] += 1
+        else:
+            found += [place, 1]
+    return found
 
 
 def _pairs(

@@ -38,6 +38,10 @@ SAMPLES = {
     },
     "swift.jsonl": LOGS["swift_json"],
     "factory.jsonl": LOGS["factory_json"],
+    "all_results.json": '{"train_loss": 2.0, "train_runtime": 9.5, "train_steps_per_second": 2.0}',
+    "breakdown.log": "[Rank 0] time (ms) | fwd: 90.0 | bwd: 20.0 | bwd_inner: 15.0 | step: 9.0\n"
+    * 9,
+    "table.csv": "gpus,seq_len,tokens_per_s,note\n" + "8,2048,41000,a\n8,4096,45000,b\n" * 4,
 }
 MUTATIONS_EACH = 30
 

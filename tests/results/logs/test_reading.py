@@ -2,8 +2,8 @@
 
 import pytest
 
-from dsnb.results.logs import parallel
-from dsnb.results.logs.reading import CONSEQUENCE, SHORTAGE, LoggedRun
+from dsnb.results.logs import deepspeed, parallel
+from dsnb.results.logs.reading import CONSEQUENCE, READERS, SHORTAGE, LoggedRun
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,15 @@ def test_sizes_follow_from_others_or_stay_unknown(settings, facts, expected):
     run.settings.update(settings)
     parallel.derive(run)
     assert {name: run.settings[name] for name in expected} == expected
+
+
+def test_flushes_of_the_allocator_are_added_up():
+    run = LoggedRun()
+    readers = [read for needle, read in READERS if "allocator" in needle]
+    assert readers
+    for number in (2, 13):
+        line = f"[WARNING] [stage3.py:1939:step] {number} pytorch allocator cache flushes since last step."
+        for read in readers:
+            read(run, line)
+    assert run.figures["alloc_retries"] == 15
+    assert deepspeed.cache_flushes

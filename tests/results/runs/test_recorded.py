@@ -1,5 +1,6 @@
 """Runs of users' scripts beside dsnb's own: what is not known is missing, and programs are not pooled."""
 
+import json
 import shutil
 import warnings
 
@@ -13,6 +14,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.load import load_runs, load_steps
 from dsnb.results.runs.table import as_runs
 from dsnb.results.statistics.comparisons import compare, differences
+from dsnb.results.statistics.flags import flags
 from dsnb.results.statistics.summary import summarize
 from dsnb.results.statistics.tasks import tasks
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -189,6 +191,23 @@ def test_null_is_unknown_in_dsnbs_records_too():
     assert Experiment.recorded({}).seq_len == DEFAULTS["seq_len"]
     with pytest.raises(SettingsError, match=r"^seq_len is unknown$"):
         _ = Experiment.recorded({"seq_len": None}).tokens_per_step
+
+
+def test_losses_of_unknown_data_are_not_compared(tmp_path):
+    known = {"seed": 42, "dropout": 0.0}
+    for number, text in enumerate([None, None, "own", "own"], start=1):
+        run = record(ONE_RANK, tmp_path / f"{text}/run{number}", data=text, **known)
+        result = json.loads(run.result.read_text())
+        result["summary"]["loss_first"] = number
+        run.result.write_text(json.dumps(result))
+    runs = load_runs(tmp_path)
+    other = runs[runs["data"] == "own"].assign(experiment="other", loss_first=9.0)
+    words = flags(pd.concat([runs, other], ignore_index=True))["words"]
+    has_data = pd.concat([runs, other])["data"].notna().to_numpy()
+    assert words[has_data].str.contains("first loss").all()
+    assert not words[~has_data].str.contains("loss").any()
+    from_dsnb = flags(pd.concat([runs, other.assign(program="dsnb")], ignore_index=True))["words"]
+    assert not from_dsnb.str.contains("first loss").any()
 
 
 def test_the_explorer_shows_tasks_of_programs(runs):

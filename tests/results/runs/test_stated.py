@@ -38,6 +38,16 @@ def test_what_the_log_says_too_is_no_contradiction(logs):
     assert (row["gpus"], row["model"]) == (8, "opt-350m")
 
 
+def test_a_name_on_the_hub_means_its_preset(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text(LOGS["eight_gpus"].replace("facebook/opt-350m", "meta-llama/Llama-3.1-8B"))
+    row = stated(path)
+    assert (row["model"], row["parameters"]) == ("Llama-3.1-8B", 8_030_261_248)
+    assert stated(path, model="llama-3.1-8b")["model"] == "Llama-3.1-8B"
+    path.write_text(LOGS["eight_gpus"].replace("facebook/opt-350m", "me/mine"))
+    assert stated(path, model="llama-3.1-8b")["model"] == "llama-3.1-8b"
+
+
 def test_a_contradiction_is_an_error(logs):
     path = logs / "eight_gpus.log"
     sentence = "but 4 is stated: leave gpus out, or name the runs that it holds for"

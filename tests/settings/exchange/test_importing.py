@@ -10,6 +10,7 @@ import yaml
 from dsnb.base.errors import SettingsError
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import (
+    files,
     from_accelerate,
     from_arguments,
     from_deepspeed,
@@ -181,6 +182,14 @@ REFUSED = {
         {"distributed_type": "MEGATRON_LM"},
         "distributed_type is 'MEGATRON_LM', which dsnb does not measure: use DEEPSPEED, FSDP or MULTI_GPU",
     ),
+    "shared sequences": (
+        {"per_device_train_batch_size": 1, "sequence_parallel_size": 4},
+        "sequence_parallel_size is 4: dsnb does not measure sequence or context parallelism; set it to 1",
+    ),
+    "shared sequences of accelerate": (
+        {"distributed_type": "FSDP", "parallelism_config": {"parallelism_config_cp_size": 2}},
+        "cp_size is 2: dsnb does not measure sequence or context parallelism; set it to 1",
+    ),
     "no program": (
         {"a": 1},
         "its keys are of no program that dsnb reads: give DeepSpeed's configuration, accelerate's, arguments of "
@@ -196,15 +205,51 @@ def test_what_cannot_be_expressed_is_refused(tmp_path, name):
     assert problem(write(tmp_path / "config.json", config)) == sentence
 
 
+def test_a_folder_with_the_files_of_a_recommendation(tmp_path):
+    experiment = accepted(OTHERS[0])
+    for file, text in files.files(experiment).items():
+        (tmp_path / file).write_text(text)
+    found = importing.read(tmp_path, {})
+    assert accepted(found.settings) == experiment
+
+
+def test_permission_for_any_optimizer_names_none(tmp_path):
+    path = write(
+        tmp_path / "ds.json", {"zero_allow_untested_optimizer": True, "bf16": {"enabled": True}}
+    )
+    found = importing.read(path, {})
+    assert found.settings == {"strategy": "deepspeed", "precision": "bf16"}
+    assert found.dropped.keys() == {"zero_allow_untested_optimizer"}
+
+
 def test_keys_that_deepspeed_does_not_know_are_named(tmp_path, monkeypatch):
-    says = "deepspeed.comms_config.x is no key of DeepSpeed: did you mean 'comms_logger'?"
-    monkeypatch.setattr(deepspeed_keys, "unknown_keys", lambda *_: [says])
-    config = {"bf16": {}, "comms_config": {"x": 1}, "prescale_gradients": True}
+    says = {
+        "comms_config.x": "deepspeed.comms_config is no key of DeepSpeed: did you mean 'comms_logger'?",
+        "prescale": "deepspeed.prescale is 3: give a truth value",
+    }
+    asked = []
+
+    def unknown(stage, keys):
+        """Say one thing at a time, as DeepSpeed does."""
+        asked.append(stage)
+        return [says[key] for key in says if key in keys][:1]
+
+    monkeypatch.setattr(deepspeed_keys, "unknown_keys", unknown)
+    config = {
+        "zero_optimization": {"stage": 2},
+        "comms_config": {"x": 1},
+        "prescale": 3,
+        "dump_state": True,
+        "prescale_gradients": True,
+    }
     found = importing.read(write(tmp_path / "ds.json", config), {})
     assert found.settings["deepspeed.prescale_gradients"] is True
     assert found.dropped == {
-        "deepspeed.comms_config.x": "is no key of DeepSpeed: did you mean 'comms_logger'?"
+        "comms_config": "is no key of DeepSpeed: did you mean 'comms_logger'?",
+        "prescale": "is 3: give a truth value",
+        "dump_state": "it prints the engine",
     }
+    assert asked == [2, 2, 2]
 
 
 def test_a_given_setting_that_contradicts_the_file_is_refused(tmp_path):
@@ -298,6 +343,16 @@ def test_a_file_of_llama_factory(tmp_path):
     assert found.left_open.keys() == {"deepspeed", "padding", "gpus"}
 
 
+def test_kernels_without_a_counterpart_are_named(tmp_path):
+    found = importing.read(
+        write(tmp_path / "sft.yaml", {**FACTORY, "enable_liger_kernel": True}), {}
+    )
+    assert found.dropped == {
+        "enable_liger_kernel": "dsnb has no Liger kernels; loss 'chunked' saves the memory of logits as they do",
+        "stage, template": "no settings of dsnb",
+    }
+
+
 def test_saved_arguments_of_a_trainer(tmp_path):
     """With DeepSpeed's configuration as the Trainer filled it, and what accelerate knew of the ranks."""
     filled = {
@@ -306,7 +361,7 @@ def test_saved_arguments_of_a_trainer(tmp_path):
         "train_micro_batch_size_per_gpu": 4,
         "gradient_clipping": 1.0,
     }
-    state = Holder(num_processes=8, distributed_type="DEEPSPEED")
+    state = Holder(num_processes=8, distributed_type="MULTI_GPU")
     arguments = {
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_grad_norm": 1.0, "bf16": True,
         "deepspeed": "ds.json", "hf_deepspeed_config": Holder(config=filled), "distributed_state": state,
@@ -437,6 +492,21 @@ def test_what_is_written_for_the_trainer_is_read_back(settings):
     assert known <= found.settings.keys()
 
 
+@pytest.mark.parametrize("settings", OTHERS)
+@pytest.mark.parametrize("name", ["axolotl.yaml", "llamafactory.yaml"])
+def test_what_is_written_for_programs_around_the_trainer_is_read_back(tmp_path, settings, name):
+    more = {"grad_accum": 2, "activation_checkpointing": True, "lora_rank": 8, "seq_len": 2048}
+    experiment = accepted({"gpus": 1, **more, **settings})
+    for file, text in files.files(experiment).items():
+        (tmp_path / file).write_text(text)
+    given = {"model": "llama-3.1-8b", "strategy": experiment.strategy, "gpus": experiment.gpus}
+    found = importing.read(tmp_path / name, {**given, "nodes": experiment.nodes})
+    for setting, value in found.settings.items():
+        assert getattr(experiment, setting) == value, setting
+    assert {*more, "precision", "micro_batch_size", "lora_targets"} <= found.settings.keys()
+    assert {*found.left_open} <= {"padding"}
+
+
 def test_the_params_file_can_be_read(tmp_path):
     found = importing.read(write(tmp_path / "ds.json", TRAINER_FILE), {"model": "llama-3.1-8b"})
     path = tmp_path / "params.yaml"
@@ -447,6 +517,47 @@ def test_the_params_file_can_be_read(tmp_path):
     assert file.defaults["deepspeed.zero_optimization.stage3_prefetch_bucket_size"] == 15_099_494
     comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert comments[:2] == ["# Imported from ds.json.", "# Left open:"]
+
+
+@pytest.mark.draws
+def test_values_of_any_kind_are_read_or_refused(tmp_path):
+    section = {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"zero_stage": 3, "gradient_clipping": 1.0},
+    }
+    sharded = {
+        "distributed_type": "FSDP",
+        "num_processes": 8,
+        "num_machines": 2,
+        "fsdp_config": {"fsdp_sharding_strategy": "HYBRID_SHARD"},
+        "parallelism_config": {"parallelism_config_cp_size": 1},
+    }
+    deepspeed = {
+        **TRAINER_FILE,
+        "optimizer": {"type": "Adam", "params": {"betas": [0.9, 0.95]}},
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "tensor_parallel": {"autotp_size": 1},
+    }
+    for config in (deepspeed, section, sharded, AXOLOTL, FACTORY):
+        for key in config:
+            for odd in (
+                True,
+                -1,
+                2.5,
+                10**30,
+                "x",
+                [],
+                [1, None],
+                {},
+                {"a": {"b": 1}},
+                {"stage": "x"},
+            ):
+                path = write(tmp_path / "odd.json", {**config, key: odd})
+                try:
+                    importing.read(path, {})
+                except SettingsError as error:
+                    assert str(error).count(str(path)) >= 1  # noqa: PT017
 
 
 def test_files_that_hold_no_configuration(tmp_path):

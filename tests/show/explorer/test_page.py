@@ -9,12 +9,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 import dsnb
 from dsnb.base.files import json_files
 from dsnb.results.answers import decide
 from dsnb.results.runs.labels import METRIC_LABELS
 from dsnb.results.statistics.comparisons import differences
+from dsnb.settings.exchange import files
 from dsnb.settings.records.paths import RunPaths
 from dsnb.show.explorer import single_runs
 from dsnb.show.explorer.state import options, values
@@ -580,8 +582,6 @@ def test_days_and_cost_are_drawn_over_the_gpus_where_there_are_several_numbers(t
 def test_the_answer_is_taken_away_by_copying_and_its_global_batch_is_held(tmp_path, watched):
     sizes = {"micro_batch_size": [8, 64], "gpus": [1], **ONE_OF_EACH}
     made_up.write_folders(made_up.runs(2, repeats=1, **sizes).assign(status="ok"), tmp_path / "s")
-    for path in tmp_path.glob("s/*/run1"):
-        RunPaths(path).deepspeed.write_text(f'{{"of": "{path.parent.name}"}}')
     tab = watched(dsnb.explore(dsnb.load_runs(tmp_path)).save(tmp_path / "page.html")).tab
     tab.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
     tab.get_by_text("Take it away").click()
@@ -593,10 +593,14 @@ def test_the_answer_is_taken_away_by_copying_and_its_global_batch_is_held(tmp_pa
         texts = {
             "Entry of a params file": f"include:\n  - {entry}",
             "Command line": f"papermill notebooks/10_run.ipynb outputs/run.ipynb -y '{entry}'",
-            "deepspeed.json": f'{{"of": "gpt2_zs1_bf16_gpus1_bs{size}_sl512_ga1"}}',
         }
+        experiment = dsnb.Experiment(**yaml.safe_load(entry), device="cuda")
+        written = files.files(experiment)
+        texts |= written
         for title, text in texts.items():
-            copy = tab.get_by_role("button", name=f"Copy: {title}")
+            if title in written:
+                tab.locator(".dsnb-decision details > summary", has_text=title).first.click()
+            copy = tab.get_by_role("button", name=f"Copy: {title}", exact=True)
             copy.click()
             assert (tab.evaluate("window.copied"), copy.inner_text()) == (text, "Copied")
 

@@ -16,7 +16,7 @@ from dsnb.base.system import hardware
 from dsnb.prediction.predict import on_gpu
 from dsnb.prediction.recommend import held_by_host
 from dsnb.prediction.target import Target
-from dsnb.settings.exchange import deepspeed_config
+from dsnb.settings.exchange import deepspeed_plain, files
 from dsnb.settings.params_file import combinations, read_params
 from dsnb.settings.records.result import Result
 from dsnb.settings.records.run_record import RunRecord
@@ -53,8 +53,13 @@ def test_what_is_written_is_what_is_recommended(tmp_path):
     assert experiments == list(found.experiments[: len(found.table)])
     assert [one.name_with_model for one in experiments] == found.table["experiment"].tolist()
     assert sorted(run.repeat for run in sweep.runs) == sorted([1, 2, 3, 4] * len(experiments))
-    written = json.loads((tmp_path / "new" / "deepspeed.json").read_text())
-    assert written == json.loads(json.dumps(deepspeed_config(found.experiments[0])))
+    for place, experiment in zip(("", "alternative_1", "alternative_2"), experiments, strict=False):
+        folder = tmp_path / "new" / place
+        assert json.loads((folder / "deepspeed.json").read_text()) == deepspeed_plain(experiment)
+        for name, content in files.files(experiment, folder).items():
+            assert (folder / name).read_text() == content
+    adapted = next(sentence for sentence in said if "adapt(model" in sentence)
+    assert "without a mask" in adapted
 
 
 @pytest.mark.process
@@ -437,5 +442,5 @@ def test_no_configuration_of_an_earlier_recommendation_is_left_behind(tmp_path):
         tmp_path,
         dsnb.recommend("opt-1.3b", "H100", gpus=8, tokens=1e10, settings={"strategy": "fsdp"}),
     )
-    assert len(said) == 1
-    assert not (tmp_path / "deepspeed.json").exists()
+    assert "deepspeed" not in said[1]
+    assert not list(tmp_path.glob("deepspeed*.json"))

@@ -33,6 +33,8 @@ class NumberField {
   }
 }
 
+const ALTERNATIVES = 2; // to the recommended setting, whose files the page has, too
+
 class Card {
   constructor(model, set) {
     Object.assign(this, { model, set });
@@ -127,28 +129,47 @@ class Card {
     const title = task.title && !this.model.menu.length ? [element("h3", {}, task.title)] : [];
     const paragraph = (name) => element("p", { class: `dsnb-${name}` }, words[name]);
     this.text.replaceChildren(...title, ...said.map(paragraph));
-    this.showTake(words.take ?? {});
+    const others = (this.answer?.options ?? []).slice(1).filter((one) => one.take);
+    this.showTake(words.take ?? {}, others.slice(0, ALTERNATIVES));
   }
 
-  // What the setting is trained with again: each text with a button that copies it, or marks it where the browser lets no page copy.
-  showTake(take) {
-    const texts = [
+  // The files for other programs. Their lines are in the page's texts: `runs` has the first of some that follow each other, their number, and so on.
+  filesOf({ files = {} }, of) {
+    return Object.entries(files).map(([name, runs]) => {
+      const lines = runs.flatMap((first, at) => (at % 2 ? [] : this.model.texts.slice(first, first + runs[at + 1])));
+      const text = lines.map((line) => `${line}\n`).join("");
+      return folded(name, copied(`${name}${of}`, text));
+    });
+  }
+
+  // What the setting, and two alternatives, are trained with again, here and in other programs.
+  showTake(take, others) {
+    const blocks = [
       ["Entry of a params file", this.model.say("take.entry", take)],
       ["Command line", this.model.say("take.command", take)],
-      ["deepspeed.json", take.config],
-    ];
-    const blocks = texts.filter(([, text]) => text).map(([title, text]) => {
-      const shown = element("pre", { class: "dsnb-take" }, text);
-      const copy = button("Copy", () => {
-        getSelection().selectAllChildren(shown);
-        navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
-      }, { "aria-label": `Copy: ${title}` });
-      return element("div", {}, element("h3", {}, title), shown, copy);
-    });
+    ].filter(([, text]) => text).map(([title, text]) => element("div", {}, element("h3", {}, title), copied(title, text)));
+    blocks.push(...this.filesOf(take, ""));
+    for (const other of others) {
+      const title = `Alternative: ${other.setting || this.model.experiments.names[other.experiment]}`;
+      blocks.push(folded(title, ...this.filesOf(other.take, `, ${title}`)));
+    }
     this.takeAway.replaceChildren(element("summary", {}, "Take it away"), ...blocks);
     this.takeAway.hidden = !blocks.length;
   }
 }
+
+// A part that is closed at first.
+const folded = (title, ...children) => element("details", { class: "dsnb-fold" }, element("summary", {}, title), ...children);
+
+// A text with a button that copies it, or marks it where the browser lets no page copy.
+const copied = (title, text) => {
+  const shown = element("pre", { class: "dsnb-take" }, text);
+  const copy = button("Copy", () => {
+    getSelection().selectAllChildren(shown);
+    navigator.clipboard?.writeText(text).then(() => (copy.textContent = "Copied"), () => {});
+  }, { "aria-label": `Copy: ${title}` });
+  return box("dsnb-copied", shown, copy);
+};
 
 // The answers to all tasks; a press on the title of a task opens it.
 const overview = (model, state, open) => model.tasks.map((task) => {
