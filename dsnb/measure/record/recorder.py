@@ -130,6 +130,7 @@ class Recording:
         self._model: Any = None
         self._engine: Any = None
         self._found: dict[str, Any] = {}
+        self._graphs = 0
         self._tokens: list[Any] = []
         self._losses: list[Any] = []
         self.first_step = 1
@@ -269,6 +270,7 @@ class Recording:
     def _begin_timed(self) -> None:
         own_memory.reset_peak()
         self._steps.reset_peaks()
+        self._graphs = seen.compiled_graphs()
 
     def _open_folder(self) -> None:
         """Write what the first step has shown."""
@@ -354,7 +356,8 @@ class Recording:
             return
         if self._folder.planned() or not self._wanted_steps:
             self._warmup_steps = min(self._warmup_steps, len(rows) // 2)
-        ranks = ending.gathered(self._ranks, ending.of_rank(rows, self._steps.peak_gib))
+        own = ending.of_rank(rows, self._steps.peak_gib, self._steps.alloc_retries)
+        ranks = ending.gathered(self._ranks, own)
         self._steps.close()
         if ranks:
             self._write(rows, ranks)
@@ -382,6 +385,7 @@ class Recording:
             **describe(self._model, self._device),
             **ending.figures(rows, ranks, self._ranks.on_host),
             **ending.spans(rows),
+            "recompilations": max(0, seen.compiled_graphs() - self._graphs),
             "phases_s": ending.phases_s(rows),
             "ended_s": launch_clock.now_s() - self._folder.began_s,
             **flops_of(run, settings | changed),
