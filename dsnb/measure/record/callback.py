@@ -8,9 +8,9 @@ from typing import Any
 from transformers import TrainerCallback as BaseCallback
 
 from dsnb.measure.record import seen
-from dsnb.measure.record.folder import RUN_DIR
 from dsnb.measure.record.recorder import Recording
 from dsnb.settings.records import paths
+from dsnb.settings.records.paths import RUN_DIR
 
 LOGGED = ("loss", "grad_norm")
 """Figures of a step in the Trainer's log."""
