@@ -137,7 +137,8 @@ def checked(model: Any) -> Any:
         )
     if hasattr(inner, "dsnb_training"):
         raise TypeError("model is adapted already: call dsnb.adapt once")
-    if inner.config.is_encoder_decoder or not hasattr(inner.config, "num_hidden_layers"):
+    is_more = getattr(inner.config, "is_encoder_decoder", False)
+    if is_more or not hasattr(inner.config, "num_hidden_layers"):
         raise TypeError(
             f"model is a {kind}, which is more than a causal language model: dsnb.adapt takes models such as "
             "those of AutoModelForCausalLM"

@@ -55,19 +55,19 @@ def differing(experiment: Experiment, device: torch.device) -> list[str]:
     names = adaptations(experiment)
     if not names:
         return []
-    with _undisturbed(device), whole_sequences():
+    with undisturbed(device), whole_sequences():
         expected = _computed(experiment, [], device)
-        if _is_close(_computed(experiment, names, device), expected):
+        if is_close(_computed(experiment, names, device), expected):
             return []
         wrong = []
         for name in names:
-            if not _is_close(_computed(experiment, [name], device), expected):
+            if not is_close(_computed(experiment, [name], device), expected):
                 wrong.append(name)
     return wrong or names
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def undisturbed(device: torch.device) -> Iterator[None]:
     """Compute in fp32, and in one thread, which is faster for a small model; leave all else as it was."""
     devices = [device] if device.type == "cuda" else []
     threads = torch.get_num_threads()
@@ -107,7 +107,7 @@ def _computed(experiment: Experiment, kept: list[str], device: torch.device) -> 
     return [loss.detach(), embedded, output]
 
 
-def _is_close(found: list[Tensor], expected: list[Tensor]) -> bool:
+def is_close(found: list[Tensor], expected: list[Tensor]) -> bool:
     """Return whether a loss and gradients are equal up to rounding; what is not a number is not."""
     for ours, theirs in zip(found, expected, strict=True):
         is_equal = (ours - theirs).norm() <= TOLERANCE * theirs.norm()

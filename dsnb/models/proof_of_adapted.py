@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsnb.models import witness
 from dsnb.models.loss import IGNORED
-from dsnb.models.proof import SEQUENCES, _is_close, _undisturbed
+from dsnb.models.proof import SEQUENCES, is_close, undisturbed
 from dsnb.settings.experiment import Experiment
 
 CHANGES = {
@@ -45,7 +45,7 @@ def compare(model: Any, experiment: Experiment, change: Callable[..., Any]) -> P
     if device.type == "meta":
         device = torch.device("cpu")
     try:
-        with _undisturbed(device):
+        with undisturbed(device):
             unequal = _unequal(model, experiment, change, names, device)
     except (
         Exception
@@ -83,7 +83,7 @@ def _unequal(
         skipped = [name for name in CHANGES if name not in kept]
         change(changed, experiment, _uncompiled, skipped)
         for batch, theirs in zip(batches, expected, strict=True):
-            if theirs and not _is_close(_computed(changed, batch), theirs):
+            if theirs and not is_close(_computed(changed, batch), theirs):
                 return False
         return True
 

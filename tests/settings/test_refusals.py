@@ -47,6 +47,7 @@ from dsnb.settings import checks, hostfile
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
 from dsnb.settings.records import record_schema
+from dsnb.settings.records import values as column_values
 from dsnb.settings.records.paths import SweepPaths
 from dsnb.settings.strategies import base, strategy
 from dsnb.settings.strategies.deepspeed import ONLY_ZERO
@@ -194,6 +195,18 @@ def test_a_refusal_is_the_whole_sentence_and_its_neighbours_are_accepted(case, a
 
 
 OTHERS: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: column_values.checked("tokens_per_s", "41k"),
+        "tokens_per_s is '41k': give a plain number, without a unit",
+    ),
+    (
+        lambda: column_values.checked("status", "good"),
+        "status is 'good': allowed are ok, oom, nan, untrained, failed, timeout, interrupted",
+    ),
+    (
+        lambda: column_values.parse("zero_stage", "7"),
+        "zero_stage is 7: allowed are 0, 1, 2 or 3",
+    ),
     (
         lambda: Experiment.read(Path("gone/experiment.json")),
         "gone/experiment.json holds no settings: start the run again",

@@ -280,7 +280,8 @@ class Recording:
             run = self._open(found)
             if run is not None:
                 self._steps.write_to(run.steps)
-                observed = {"program": self._program, "settings": found}
+                model = seen.model_name(self._model)
+                observed = {"program": self._program, "model": model, "settings": found}
                 json_files.write_json(run.observed, observed)
         if self._ranks.local_rank == 0 and not self._folder.is_launched:
             run = self._open(found, may_create=False)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from dsnb.prediction import speed_range
 from dsnb.prediction.check.gaps import CAUSES, CHECK, Gap
 from dsnb.prediction.check.setup import Setup
 from dsnb.prediction.gpus import known
@@ -95,10 +96,12 @@ def of_mfu_alone(setup: Setup, mfu: float, expected: tuple[float, float]) -> lis
     """Return the meanings of an MFU without a rate by which it is as expected, the likeliest first."""
     low, high = (setup.mfu(rate) for rate in expected)
     middle = math.sqrt(low * high)
+    best = speed_range.best_mfu(setup.gpu.name, setup.experiment)
+    most = min(high * CHECK.wider, best * CHECK.above_best)
     found = []
     for reading in readings(setup):
         meant = mfu * reading.times
-        if low / CHECK.wider <= meant <= high * CHECK.wider:
+        if low / CHECK.wider <= meant <= most:
             gap = _gap(setup, reading, meant, is_shown=False)
             misfit = abs(math.log(meant / middle))
             score = CAUSES["peak"]["weight"] * math.exp(-2 * misfit) / reading.rarity

@@ -15,7 +15,7 @@ from dsnb.base.errors import DsnbWarning, LogError, SettingsError
 from dsnb.base.files.plain_text import short_repr
 from dsnb.results.logs.reading import LOGGED, LoggedRun
 from dsnb.results.logs.text import open_text
-from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings import checks, flat_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.records import values
 from dsnb.settings.records.columns import FIGURES, RUN_COLUMNS, SETTINGS
@@ -61,7 +61,7 @@ def read(path: Path) -> list[LoggedRun]:
 
 
 def _is_known(name: str) -> bool:
-    return name in RUN_COLUMNS or name == PROGRAMS or name.startswith(deepspeed_keys.PREFIX)
+    return name in RUN_COLUMNS or name == PROGRAMS or flat_keys.is_key(name)
 
 
 def _warn_of_unknown(path: Path, names: Sequence[str]) -> None:

@@ -125,7 +125,8 @@ SETTING_COLUMNS = {
     for name, default in DEFAULTS.items()
 }
 """Every setting, as a field of `experiment.json`."""
-SETTINGS = [name for name in DECLARED if name not in {"device", *flat_keys.NAMES, *SUPERVISION}]
+NO_COLUMNS = {"device", "command", *flat_keys.NAMES, *SUPERVISION}
+SETTINGS = [name for name in DECLARED if name not in NO_COLUMNS]
 """Settings that are columns; those of `deepspeed` and `script` are added if any run sets them."""
 FIGURES = declared("figures")
 TEXTS = declared("texts")

@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsnb.base.files import json_files
+from dsnb.base.formulas import model_shapes
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.paths import RunPaths
-from dsnb.settings.training import text
+from dsnb.settings.training import LONG, text
 
+EXACT, ROUNDED = 1e-6, 0.01
+"""Relative differences of numbers that are equal; programs count large ones, such as buckets, in MiB."""
 OPEN = "auto"
 """A value that leaves the choice to the program."""
 
@@ -37,13 +40,14 @@ def differences(asked: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterator[s
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    if isinstance(first, int | float) and isinstance(second, int | float):
-        return math.isclose(first, second, rel_tol=1e-6)
-    return bool(first == second)
+    if not isinstance(first, int | float) or not isinstance(second, int | float):
+        return bool(first == second)
+    tolerance = ROUNDED if abs(first) >= LONG else EXACT
+    return math.isclose(first, second, rel_tol=tolerance)
 
 
 def complete(run: RunPaths) -> None:
-    """Put what the script showed where its settings are unknown in `experiment.json`, and its program."""
+    """Put what the script showed where its settings are unknown in `experiment.json`, and its program and model."""
     settings = json_files.read_json(run.experiment)
     record = json_files.read_json(run.observed)
     if not settings or not record:
@@ -53,4 +57,7 @@ def complete(run: RunPaths) -> None:
         if settings.get(name) is None:
             settings[name] = value
     settings["program"] = record.get("program") or settings.get("program")
+    model = record.get("model")
+    if model and settings.get("model") is None:
+        settings |= {"model": model, "model_name": model_shapes.slug(model)}
     json_files.write_json(run.experiment, settings)

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
-from dsnb.settings import checks, deepspeed_keys
+from dsnb.settings import checks, flat_keys
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records.columns import (
     COUNT,
@@ -26,7 +26,7 @@ WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0":
 
 def parse(name: str, text: str) -> Any:
     """Return the value of a column for its text; a SettingsError says what is allowed."""
-    if name not in RUNS and not name.startswith(deepspeed_keys.PREFIX):
+    if name not in RUNS and not flat_keys.is_key(name):
         return text
     kind = getattr(RUNS.get(name), "kind", None)
     if kind is TEXT and name not in SETTINGS:
@@ -40,7 +40,7 @@ def parse(name: str, text: str) -> Any:
 
 def checked(name: str, value: Any) -> Any:
     """Return a value of a column if it can be one; a SettingsError says what is allowed."""
-    if name.startswith(deepspeed_keys.PREFIX):
+    if flat_keys.is_key(name):
         return value
     kind = RUNS[name].kind
     is_whole = isinstance(value, float) and value.is_integer()

@@ -351,7 +351,13 @@ def _left_out(folder: Path, experiment: Experiment) -> list[str]:
     by_call = [one.text for one in missing if one.adapted]
     by_hand = [one.text for one in missing if not one.adapted]
     call = f'dsnb.adapt(model, "{folder / files.SETTINGS_FILE}")'
-    return [
+    sentences = [
         f"Not in the Trainer's files, and done by model = {call}: {' '.join(by_call)}",
         f"Not in the Trainer's files, and yours to do: {' '.join(by_hand)}",
     ]
+    if experiment.parallel_strategy.is_deepspeed:
+        named = {one.name for one in missing}
+        of_engine = files.not_said(experiment, "deepspeed")
+        more = [one.text for one in of_engine if one.name not in named]
+        sentences.append(f"Nor in {files.PLAIN_FILE}, which has no comments: {' '.join(more)}")
+    return sentences

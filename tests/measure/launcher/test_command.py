@@ -214,11 +214,14 @@ def test_the_cause_is_the_first_rank_that_failed_or_the_last_exception(
 
 def test_a_run_of_other_settings_has_failed_even_if_it_was_ended(tmp_path):
     run = RunPaths(tmp_path)
-    asked = experiment(learning_rate=0.1, attention="auto", micro_batch_size=4, gpus=2)
+    asked = experiment(
+        learning_rate=0.1, attention="auto", micro_batch_size=4, gpus=2, bucket_elements=100_000_000
+    )
     json_files.write_json(run.experiment, asked.model_dump())
     run.console.touch()
     late = Outcome("timeout", "too late")
     settings = {"micro_batch_size": 4, "learning_rate": 0.1 + 1e-12, "attention": "sdpa", "x": 1}
+    settings["bucket_elements"] = 381 * 2**20 // 4  # DDP counts them in MiB
     json_files.write_json(run.observed, {"program": "a", "settings": settings})
     assert of_command(RunRecord(run), None, 0, late) == late
     settings |= {"gpus": 1, "activation_checkpointing": False, "seq_len": 5}

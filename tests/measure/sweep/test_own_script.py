@@ -47,6 +47,7 @@ def test_the_example_runs_with_what_it_was_asked_for(trained):
     assert (result.status, result.cause) == ("ok", None)
     (run,) = dsnb.load_runs(folder / "deepspeed").to_dict("records")
     assert run["program"].startswith("transformers Trainer ")
+    assert run["model"].startswith("gpt2-")  # its kind and size
     shown = {
         "strategy": "deepspeed", "zero_stage": 2, "micro_batch_size": 4, "grad_accum": 1, "seq_len": 64, "gpus": 2,
         "precision": "bf16", "attention": "eager", "script.attn": "eager", "timed_steps": 3,

@@ -151,7 +151,7 @@ def test_deepspeeds_file_for_the_trainer_says_auto_where_the_trainer_decides():
         ("llama_factory", {"activation_checkpointing": True, "checkpoint_every": 2}, {"checkpoint_every"}),
         ("deepspeed", {"activation_checkpointing": True}, {"activation_checkpointing", "dtype"}),
     ],
-    ids=str,
+    ids=lambda value: str(sorted(value) if isinstance(value, set) else value),  # sets have no order
 )  # fmt: skip
 def test_what_a_program_is_not_told_is_named(program, settings, missing):
     experiment = Experiment(**{**ON_GPUS, **settings})

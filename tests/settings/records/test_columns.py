@@ -21,7 +21,9 @@ def test_a_setting_is_everywhere_what_its_declaration_says():
     )
     message = "experiment.json: lora_rank is -1: it must be at least 0"
     assert cleaned("experiment.json", {"lora_rank": -1}) == ({}, message)
-    assert set(DEFAULTS) == {*columns.SETTINGS, "device", "deepspeed", *SUPERVISION}
+    assert set(DEFAULTS) == {*columns.SETTINGS, *columns.NO_COLUMNS}
+    others = columns.NO_COLUMNS - {*SUPERVISION}
+    assert others == {"device", "command", "deepspeed", "script"}
 
 
 CLOCKS, SLOWER = (
