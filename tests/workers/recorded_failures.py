@@ -17,7 +17,9 @@ import dsnb
 from dsnb.measure.launcher.local import free_port
 
 BAD_STEP = 3
-PREPARED = (transformers.Trainer, transformers.TrainingArguments)
+PREPARED = (
+    transformers.Trainer, transformers.TrainingArguments, dsnb.record, dsnb.TrainerCallback,
+)  # fmt: skip
 """Imported before the ranks are forked."""
 
 

@@ -1,5 +1,6 @@
 """The callback for transformers' Trainer, and for all that is built on it."""
 
+import os
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from transformers import TrainerCallback as BaseCallback
 
 from dsnb.measure.record import seen
 from dsnb.measure.record.recorder import Recording
+from dsnb.settings.records import paths
+from dsnb.settings.records.paths import RUN_DIR
 
 LOGGED = ("loss", "grad_norm")
 """Figures of a step in the Trainer's log."""
@@ -49,18 +52,32 @@ class TrainerCallback(BaseCallback):  # type: ignore[misc]
         steps: int | None = None,
         **settings: Any,
     ) -> None:
-        self._given = (run_dir, warmup_steps, steps, settings)
+        self._run_dir = run_dir
+        self._options = (warmup_steps, steps, settings)
+        self._trainings = 0
         self._recording = self._new("")
-        self._optimizer: Any = None
 
     def _new(self, program: str) -> Recording:
-        return Recording(*self._given, program)
+        return Recording(self._next_dir(), *self._options, program)
+
+    def _next_dir(self) -> str | Path | None:
+        """Return the given run folder, for a further training the next one beside it."""
+        if self._run_dir is None or self._trainings < 2:
+            return self._run_dir
+        given = Path(self._run_dir)
+        repeat = paths.repeat(given.name)
+        if repeat is None:
+            return given.with_name(f"{given.name}_{self._trainings}")
+        return given.with_name(f"run{repeat + self._trainings - 1}")
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **others: Any
     ) -> None:
         """Begin to record; a training that has begun before ended with an error, such as a too large batch."""
         self._recording.give_up("another training began with the same callback")
+        self._trainings += 1
+        if RUN_DIR in os.environ and self._trainings > 1:
+            return  # dsnb launches a folder for each training
         recording = self._new(program_of(args))
         arguments = seen.of_arguments(args, state)
         recording.arguments = arguments | seen.of_optimizer(others.get("optimizer"))

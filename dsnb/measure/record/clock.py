@@ -16,6 +16,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.has_queue = device.type == "cuda"
+        self._device = device
         self._events: dict[int, Any] = {}
         self._unused: list[Any] = []
         self._host_s: dict[int, float] = {}
@@ -26,7 +27,7 @@ class Clock:
         mark = self._marks
         if self.has_queue:
             event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))
             self._events[mark] = event
         self._host_s[mark] = time.perf_counter()
         self._marks += 1
@@ -55,4 +56,4 @@ class Clock:
     def synchronize(self) -> None:
         """Wait until all work queued so far is done; never called inside the timed region."""
         if self.has_queue:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)

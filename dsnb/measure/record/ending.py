@@ -17,12 +17,15 @@ OVER_RANKS = ("loss", "tokens")
 """Figures of a step of which every rank has its own."""
 
 
-def of_rank(rows: list[Row], peak_gib: dict[str, float]) -> dict[str, Any]:
+def of_rank(
+    rows: list[Row], peak_gib: dict[str, float], alloc_retries: int | None
+) -> dict[str, Any]:
     """Return what a rank tells rank 0 when its training has ended."""
     columns = ("step_time_s", *OVER_RANKS)
     return {
         **{name: [row.get(name) for row in rows] for name in columns},
         "peak_gib": peak_gib,
+        "alloc_retries": alloc_retries,
         "host_peak_gib": own_memory.gib("status", "VmHWM"),
         "first_bad_step": first_bad_step(rows),
     }
@@ -43,8 +46,8 @@ def gathered(ranks: Ranks, own: dict[str, Any]) -> list[dict[str, Any]]:
     if ranks.rank:
         ranks.tell(f"end/{ranks.rank}", own)
         return []
-    others = [ranks.ask(f"end/{rank}", WAIT_S) for rank in range(1, ranks.count)]
-    return [own, *(other or {} for other in others)]
+    others = ranks.ask_all("end", range(1, ranks.count), WAIT_S)
+    return [own, *(told or {} for _, told in others)]
 
 
 def over_ranks(rows: list[Row], ranks: list[dict[str, Any]], sharing: int) -> list[Row]:
@@ -74,6 +77,7 @@ def figures(rows: list[Row], ranks: list[dict[str, Any]], on_host: int) -> dict[
     times_s = [_of_timed(rank, timed) for rank in ranks]
     complete = [times for times in times_s if len(times) == len(timed)]
     skew = compare(torch.tensor(complete)) if len(complete) == len(ranks) else {}
+    retries = [rank["alloc_retries"] for rank in ranks if rank.get("alloc_retries") is not None]
     bad = [rank["first_bad_step"] for rank in ranks if rank.get("first_bad_step")]
     host_gib: dict[int, float] = defaultdict(float)
     for number, rank in enumerate(ranks):
@@ -85,6 +89,7 @@ def figures(rows: list[Row], ranks: list[dict[str, Any]], on_host: int) -> dict[
         "slowest_rank": skew.get("slowest"),
         "host_memory_gib": max(host_gib.values()) or None,
         "rank_host_memory_gib": max(rank.get("host_peak_gib") or 0.0 for rank in ranks) or None,
+        "alloc_retries": max(retries, default=None),
         "first_bad_step": min(bad, default=None),
     }
 

@@ -13,14 +13,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from dsnb.base.system import signals
 
 
 class Exited(Exception):
-    """A process that ended by itself."""
+    """A process that ended by itself; `code` is that of `sys.exit`, None without it."""
+
+    def __init__(self, text: str, code: object = None) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Stopped(Exception):
@@ -57,7 +61,8 @@ class ExitWatch:
         atexit.unregister(self._at_exit)
         if self._wakeup is not None and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.close(self._wakeup)
             self._wakeup = None
         if self._notebook:
@@ -87,7 +92,7 @@ class ExitWatch:
 
     def _at_exit(self) -> None:
         code = f" with exit code {self._code}" if isinstance(self._code, int) else ""
-        self._react(Exited(f"the script ended{code} before its training did"))
+        self._react(Exited(f"the script ended{code} before its training did", self._code))
 
     def _after_cell(self, result: Any) -> None:
         if result.error_in_exec is not None:
@@ -109,13 +114,17 @@ class ExitWatch:
             os.close(reading)
             os.close(writing)
             return
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
         self._wakeup = writing
         threading.Thread(target=self._wait_for_signals, args=(reading,), daemon=True).start()
 
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Leave the signal to the thread."""
+
     def _wait_for_signals(self, reading: int) -> None:
         while numbers := os.read(reading, 1):
-            if numbers[0] == signal.SIGTERM:
+            is_ours = signal.getsignal(signal.SIGTERM) == self._on_sigterm  # not the script's since
+            if numbers[0] == signal.SIGTERM and is_ours:
                 self._react(Stopped(signals.killed_by(signal.SIGTERM)))
                 ctypes.CDLL(None).signal(
                     signal.SIGTERM, None

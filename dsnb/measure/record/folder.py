@@ -67,21 +67,24 @@ class Folder:
             return json_files.read_json(self._given.experiment) or {}
         return {}
 
-    def open(self, settings: dict[str, Any], about: dict[str, Any]) -> RunPaths | None:
-        """Create the folder with these settings, on the first rank that comes here, and return it everywhere.
+    def open(
+        self, settings: dict[str, Any], about: dict[str, Any], may_create: bool = True
+    ) -> RunPaths | None:
+        """Create the folder with these settings on the first rank that may, and return it everywhere.
 
-        It is None on a rank that cannot reach it.
+        It is None on a rank that cannot reach it, such as one of a host with disks of its own.
         """
         if self.run is not None:
             return self.run
         if self.is_launched:
             self.run = self._given
-        elif self._ranks.claim("folder"):
+        elif may_create and self._ranks.claim("folder"):
             self.run = self._create(settings, about)
             self._ranks.tell("folder", str(self.run.dir))
         else:
             told = self._ranks.ask("folder", WAIT_S)
-            self.run = RunPaths(Path(told)) if told and Path(told).is_dir() else None
+            if told and Path(told).is_dir():
+                self.run = RunPaths(Path(told))
         return self.run
 
     def _create(self, settings: dict[str, Any], about: dict[str, Any]) -> RunPaths:

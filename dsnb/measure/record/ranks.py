@@ -8,7 +8,8 @@ import contextlib
 import itertools
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -66,6 +67,13 @@ class Ranks:
             return orjson.loads(self._store.get(key))
         return None
 
+    def ask_all(self, what: str, ranks: Iterable[int], wait_s: float) -> Iterator[tuple[int, Any]]:
+        """Yield what ranks have told; None for one that does not within some time from now."""
+        deadline_s = time.monotonic() + wait_s
+        for rank in ranks:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            yield rank, self.ask(f"{what}/{rank}", left_s)
+
     def introduce(self, about: dict[str, Any]) -> None:
         """Tell the ranks of this host which process this rank is."""
         self.tell(
@@ -75,9 +83,9 @@ class Ranks:
     def meet(self, wait_s: float) -> list[dict[str, Any]]:
         """Return what the other ranks of this host told of themselves."""
         first = self.rank - self.local_rank
-        for rank in range(first, first + self.on_host):
-            if rank != self.rank:
-                self._neighbours[rank] = self.ask(f"process/{rank}", wait_s)
+        others = [rank for rank in range(first, first + self.on_host) if rank != self.rank]
+        for rank, told in self.ask_all("process", others, wait_s):
+            self._neighbours[rank] = told
         host = socket.gethostname()
         self._neighbours = {
             rank: about
@@ -104,10 +112,11 @@ def _store() -> Any:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device of a model's weights; without a model that of this process."""
-    for weight in model.parameters() if model is not None else ():
-        if weight.device.type != "meta":
-            return torch.device(weight.device)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    """Return the device that a model computes on: weights that are offloaded are elsewhere."""
+    devices = {weight.device for weight in model.parameters()} if model is not None else set()
+    computing = [device for device in devices if device.type not in {"cpu", "meta"}]
+    if computing:
+        return torch.device(computing[0])
+    if torch.cuda.is_initialized() and torch.cuda.memory_allocated():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

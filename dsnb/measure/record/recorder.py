@@ -39,7 +39,7 @@ IN_A_STEP = ("micro_batch_size", "grad_accum", "gpus", "seq_len")
 """Settings whose product is the tokens of a step."""
 MODEL_PARALLEL = ("tensor_parallel", "pipeline_parallel")
 """Settings that say how many ranks work on the same tokens."""
-MEET_S = 20.0
+MEET_S = 10.0
 """Maximum time for the ranks of a host to find each other after the first step."""
 
 
@@ -130,6 +130,7 @@ class Recording:
         self._model: Any = None
         self._engine: Any = None
         self._found: dict[str, Any] = {}
+        self._graphs = 0
         self._tokens: list[Any] = []
         self._losses: list[Any] = []
         self.first_step = 1
@@ -169,9 +170,9 @@ class Recording:
         self._updates = getattr(self._engine, "global_steps", 0)
         if self._engine is not None:
             self.first_step = self._updates + 1
+        self._steps = Steps(self._device, self._folder.began_s)
         self._exits = ExitWatch(self._end_by)
         self._begun = True
-        self._steps = Steps(self._device, self._folder.began_s)
         if not self._warmup_steps:
             self._begin_timed()
 
@@ -269,6 +270,7 @@ class Recording:
     def _begin_timed(self) -> None:
         own_memory.reset_peak()
         self._steps.reset_peaks()
+        self._graphs = seen.compiled_graphs()
 
     def _open_folder(self) -> None:
         """Write what the first step has shown."""
@@ -282,7 +284,7 @@ class Recording:
                 observed = {"program": self._program, "model": model, "settings": found}
                 json_files.write_json(run.observed, observed)
         if self._ranks.local_rank == 0 and not self._folder.is_launched:
-            run = self._open(found)
+            run = self._open(found, may_create=False)
             if run is not None:
                 self._sampler.start(
                     run.gpu, [gpu_uuid(self._device), *(n["gpu"] for n in neighbours)]
@@ -297,7 +299,7 @@ class Recording:
         )
         return self._found
 
-    def _open(self, found: dict[str, Any]) -> Any:
+    def _open(self, found: dict[str, Any], may_create: bool = True) -> RunPaths | None:
         """Return the run folder; the first rank that needs it creates it."""
         settings = stated.complete(self._stated, found)
         settings["model"] = settings["model"] or seen.model_name(self._model)
@@ -307,7 +309,7 @@ class Recording:
             settings["steps"] = self.planned_steps - self._warmup_steps
         about = {"program": self._program, "first_step": self.first_step}
         is_new = self._folder.run is None
-        run = self._folder.open(settings, about)
+        run = self._folder.open(settings, about, may_create)
         config = seen.config_of(self._model)
         if run is not None and is_new and config is not None and not run.model.exists():
             json_files.write_json(run.model, config)
@@ -355,7 +357,8 @@ class Recording:
             return
         if self._folder.planned() or not self._wanted_steps:
             self._warmup_steps = min(self._warmup_steps, len(rows) // 2)
-        ranks = ending.gathered(self._ranks, ending.of_rank(rows, self._steps.peak_gib))
+        own = ending.of_rank(rows, self._steps.peak_gib, self._steps.alloc_retries)
+        ranks = ending.gathered(self._ranks, own)
         self._steps.close()
         if ranks:
             self._write(rows, ranks)
@@ -383,6 +386,7 @@ class Recording:
             **describe(self._model, self._device),
             **ending.figures(rows, ranks, self._ranks.on_host),
             **ending.spans(rows),
+            "recompilations": max(0, seen.compiled_graphs() - self._graphs),
             "phases_s": ending.phases_s(rows),
             "ended_s": launch_clock.now_s() - self._folder.began_s,
             **flops_of(run, settings | changed),
@@ -405,9 +409,18 @@ class Recording:
         with self._lock:
             if self._over:
                 return
+            if self._is_end_of_loop(error):
+                self.close()
+                return
             self._over = True
             with contextlib.suppress(Exception):  # the script's error must be the one that is seen
                 self._fail(error)
+
+    def _is_end_of_loop(self, error: BaseException) -> bool:
+        """Return whether a script without a `with` block, or a call of `close`, has simply come to its end."""
+        if not isinstance(error, Exited) or error.code or self.arguments is not None:
+            return False
+        return self._begun and self._steps.count > 0
 
     def give_up(self, reason: str) -> None:
         """End the recording of a training that has ended without a word, perhaps because memory ran out."""
@@ -418,7 +431,7 @@ class Recording:
 
     def _fail(self, error: BaseException) -> None:
         if not self._begun:
-            return  # nobody trained
+            return  # its ranks have not found each other
         with contextlib.suppress(Exception):
             self._steps.flush()
         run = self._open(self._seen())
@@ -464,8 +477,10 @@ class Recording:
     ) -> None:
         if error is None:
             self.close()
-        else:
-            self._end_by(error)
+            return
+        with contextlib.suppress(Exception):  # ranks may not have joined a group
+            self._begin()
+        self._end_by(error)
 
 
 def _exit_text(error: BaseException) -> str:

@@ -414,8 +414,13 @@ def _of_batches(batches: Batches) -> Settings:
 
 def is_uncompiled() -> bool:
     """Return whether torch has compiled nothing in this process."""
+    return not compiled_graphs()
+
+
+def compiled_graphs() -> int:
+    """Return the number of graphs that torch has compiled so far in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is None or not dynamo.counters["stats"].get("unique_graphs")
+    return int(dynamo.counters["stats"].get("unique_graphs", 0)) if dynamo else 0
 
 
 def _agreed(seen: Settings) -> Settings:

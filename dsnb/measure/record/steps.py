@@ -39,12 +39,14 @@ class Steps:
         self._pending: deque[Pending] = deque()
         self._file: Appender | None = None
         self._unused: list[torch.Tensor] = []
+        self._device = device
         self._watches_memory = self._clock.has_queue
         self.rows: list[Row] = []
         """The steps that the device has passed."""
         self.count = 0
         self.peak_gib: dict[str, float] = {}
         """Peaks of this rank's GPU since the warm-up."""
+        self._retries_before = 0
         self._zero = self._clock.mark()
         self._clock.synchronize()
         self._zero_s = launch_clock.now_s() - launched_at
@@ -99,8 +101,17 @@ class Steps:
     def reset_peaks(self) -> None:
         """Begin to watch the peak of memory; once, because the user's script may reset it too."""
         self.peak_gib.clear()
+        self._retries_before = self.alloc_retries or 0
         if self._watches_memory:
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    @property
+    def alloc_retries(self) -> int | None:
+        """How often the allocator has asked again since the warm-up; None on a CPU."""
+        if not self._watches_memory:
+            return None
+        stats = torch.cuda.memory_stats(self._device)
+        return int(stats["num_alloc_retries"]) - self._retries_before
 
     def finish(self) -> None:
         """Wait for the device, and pass the remaining steps on."""
@@ -153,7 +164,7 @@ class Steps:
     def _memory(self) -> Row:
         if not self._watches_memory:
             return {}
-        stats = torch.cuda.memory.memory_stats_as_nested_dict()
+        stats = torch.cuda.memory.memory_stats_as_nested_dict(self._device)
         memory = {}
         for what in ("allocated", "reserved"):
             peak = stats[f"{what}_bytes"]["all"]["peak"] / GIB

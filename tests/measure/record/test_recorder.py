@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -302,4 +303,30 @@ def test_a_forked_process_does_not_end_the_recording(tmp_path):
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
     train(tmp_path / "run1", each_step=fork)
+    assert records(tmp_path / "run1")[1]["status"] == "ok"
+
+
+def test_a_script_may_end_without_closing_the_recording(tmp_path):
+    run = recorder.record(tmp_path / "run1", warmup_steps=1)
+    for _ in range(3):
+        run.step(8)
+    run._exits._at_exit()
+    assert records(tmp_path / "run1")[1]["status"] == "ok"
+
+
+def test_a_script_s_own_handler_of_sigterm_is_left_alone(tmp_path):
+    received = []
+
+    def handle(run, step):
+        if step == 3:
+            signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert train(tmp_path / "run1", each_step=handle) == 6
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
     assert records(tmp_path / "run1")[1]["status"] == "ok"
