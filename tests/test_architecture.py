@@ -154,7 +154,7 @@ INSIDE = {
 """What the notebook about a rank may import besides."""
 
 
-IN_A_TRAINING = {"record", "TrainerCallback"}
+IN_A_TRAINING = {"adapt", "record", "TrainerCallback"}
 """Public names that scripts which train import: they load torch."""
 
 

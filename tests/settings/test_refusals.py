@@ -41,14 +41,15 @@ import pytest
 
 import dsnb
 from dsnb.base.errors import SettingsError
-from dsnb.base.files import plain_yaml
+from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.system import hardware, interpreter
-from dsnb.settings import checks, hostfile
+from dsnb.settings import checks, given, hostfile, known
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
 from dsnb.settings.records import record_schema
 from dsnb.settings.records import values as column_values
-from dsnb.settings.records.paths import SweepPaths
+from dsnb.settings.records.paths import RunPaths, SweepPaths
+from dsnb.settings.records.run_record import RunRecord
 from dsnb.settings.strategies import base, strategy
 from dsnb.settings.strategies.deepspeed import ONLY_ZERO
 from dsnb.settings.tables import REFUSALS
@@ -194,6 +195,21 @@ def test_a_refusal_is_the_whole_sentence_and_its_neighbours_are_accepted(case, a
         assert (change, ask(case, change)) == (change, [])
 
 
+def settings_file(content: str) -> Path:
+    """Return the path of a file with this content, in the folder of the test."""
+    path = Path("mine.yaml")
+    path.write_text(content)
+    return path
+
+
+def recorded_run() -> RunRecord:
+    """Return the record of a script that a user recorded."""
+    folder = Path("mine")
+    folder.mkdir(exist_ok=True)
+    json_files.write_json(folder / "experiment.json", {"program": "own", "gpus": 1})
+    return RunRecord(RunPaths(folder))
+
+
 OTHERS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: column_values.checked("tokens_per_s", "41k"),
@@ -251,6 +267,35 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: SweepPaths(Path("o" * 256)).run("name", 1),
         f"folder name '{'o' * 40}...' has 256 bytes: file systems allow 255; shorten it",
+    ),
+    (
+        lambda: Experiment.recorded({"program": "own", "gpus": 1}).tokens_per_step,
+        "micro_batch_size is unknown",
+    ),
+    (
+        lambda: known.check(
+            Experiment(gpus=1).model_copy(update={"attention": "flash_attention_2"})
+        ),
+        "unknown to the model of time: attention 'flash_attention_2'",
+    ),
+    (
+        lambda: known.check(Experiment(gpus=1).model_copy(update={"precision": None})),
+        "unknown to the model of time: precision",
+    ),
+    (
+        lambda: given.experiment_of(settings_file("- gpt2")),
+        "settings file 'mine.yaml' holds no settings: give 'name: value' lines",
+    ),
+    (
+        lambda: given.experiment_of(
+            settings_file("name: two\ndefaults: {gpus: 1}\ngrid: {zero_stage: [1, 2]}")
+        ),
+        "params file 'mine.yaml' has 2 settings of runs, but one model is trained in one way: give a file with one "
+        "of them",
+    ),
+    (
+        lambda: recorded_run().check_repeatable(),
+        "run_dir is 'mine': it holds a recorded run of 'own'; choose another folder",
     ),
 ]
 """Refusals of what is asked in other ways."""

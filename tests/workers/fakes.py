@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from dsnb.base.files import json_files
 from dsnb.base.system import own_memory
+from dsnb.measure.record import clock
 from dsnb.measure.train import (
     data,
     engine,
@@ -271,7 +272,9 @@ def sleeper(run):
         now_s[0] += next(lengths_s)
         return trained
 
-    meter.time = SimpleNamespace(perf_counter=lambda: now_s[0])
+    stopped = SimpleNamespace(perf_counter=lambda: now_s[0])
+    meter.time = stopped
+    clock.time = stopped
     print(f"rank {worker.rank()} was in {os.getcwd()}")
     change_steps(step)
 

@@ -9,6 +9,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.kernel_needs import needed_s
+from dsnb.settings import programs
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records.advice import NOTES
 from dsnb.settings.records.columns import MASKED, PARTLY_MASKED
@@ -175,7 +176,9 @@ def _losses(record: RunRecord, steps: Rows) -> dict[str, float | None]:
         in_each_step |= experiment.data_parallel == 1 or experiment.pipeline_parallel > 1
     if not steps or not (record.worker or in_each_step):
         return {"loss_first": None, "loss_last": None}
-    losses = _known(steps, "loss") or [None]  # other programs log some steps only
+    losses = [step.get("loss") for step in steps]  # one that is missing was no number
+    if not programs.is_own(record.settings):  # others log some steps only
+        losses = _known(steps, "loss") or [None]
     return {"loss_first": losses[0], "loss_last": losses[-1]}
 
 

@@ -225,6 +225,9 @@ def test_no_theory_of_memory_without_the_settings_that_it_needs(tmp_path):
         "optimizer": "adamw",
         "offload": "none",
         "lora_rank": 0,
+        "mixed_precision": "native",
+        "attention": "sdpa",
+        "compile": "off",
     }
     runs = dsnb.load_runs(tmp_path).assign(model="opt-350m", **others)
     theory_gib = footprint(runs).set_index("experiment")["theory_gib"]
