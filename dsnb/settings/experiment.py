@@ -393,10 +393,11 @@ class Experiment(Training):
 
     def known(self, name: str) -> int:
         """Return a number that other figures follow from; raise SettingsError if a recorded run does not know it."""
-        value = getattr(self, name)
+        value = self.__dict__[name]
         if value is None:
             raise SettingsError(f"{name} is unknown")
-        return int(value)
+        number: int = value
+        return number
 
     @property
     def hosts(self) -> tuple[Host, ...]:

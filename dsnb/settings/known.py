@@ -14,6 +14,13 @@ from dsnb.settings.strategies import strategy
 from dsnb.settings.strategies.logged import MEGATRON
 from dsnb.settings.training import text
 
+CHECKED = {
+    name: (*declared.order, MEGATRON) if declared.order else ()
+    for name, declared in DECLARED.items()
+    if declared.order or declared.is_needed
+}
+"""Settings that a prediction needs, or whose values it has to know, and these values."""
+
 
 def unknown(experiment: Experiment) -> list[str]:
     """Return the settings that a prediction needs and does not know, in words.
@@ -27,12 +34,13 @@ def unknown(experiment: Experiment) -> list[str]:
 
 
 def _unknown(settings: Mapping[str, Any]) -> Iterator[str]:
-    for name, declared in DECLARED.items():
-        value = settings.get(name)
-        if value is None and declared.is_needed and has_effect(settings, name):
-            yield declared.title
-        elif value is not None and declared.order and value not in (*declared.order, MEGATRON):
-            yield f"{declared.title} {text(value)!r}"
+    for name, values in CHECKED.items():
+        value = settings[name]
+        if value is None:
+            if DECLARED[name].is_needed and has_effect(settings, name):
+                yield DECLARED[name].title
+        elif values and value not in values:
+            yield f"{DECLARED[name].title} {text(value)!r}"
 
 
 def has_effect(settings: Mapping[str, Any], name: str) -> bool:

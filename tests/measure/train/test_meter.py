@@ -11,9 +11,8 @@ from dsnb.measure.launcher.figures import gpu_figures
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-meters, over_ranks, failure = (
-    lazy.Module(f"dsnb.measure.train.{name}") for name in ("meter", "over_ranks", "failure")
-)
+meters, over_ranks = (lazy.Module(f"dsnb.measure.train.{name}") for name in ("meter", "over_ranks"))
+failure = lazy.Module("dsnb.measure.record.failure")
 
 
 class FakeClock:
@@ -212,7 +211,8 @@ def test_events_of_a_gpu_are_in_milliseconds_and_passed_once_it_has_done_the_wor
             self.is_done = False
             events.append(self)
 
-        def record(self):
+        def record(self, stream):
+            assert stream == "the device's"
             self.place = len(events)
 
         def query(self):
@@ -223,6 +223,7 @@ def test_events_of_a_gpu_are_in_milliseconds_and_passed_once_it_has_done_the_wor
 
     events = []
     monkeypatch.setattr("torch.cuda.Event", Event)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: "the device's")
     clock = meters.Clock(SimpleNamespace(type="cuda"))
     assert [clock.mark() for _ in range(3)] == [0, 1, 2]
     assert (clock.seconds(0, 1), clock.seconds(0, 2)) == (1.5, 3.0)

@@ -11,10 +11,10 @@ from dsnb.settings.records.paths import RunPaths
 from tests.support import lazy
 
 torch = lazy.Module("torch")
-worker, failure, trainers, launches = (
-    lazy.Module(f"dsnb.measure.train.{name}")
-    for name in ("worker", "failure", "trainer", "launches")
+worker, trainers, launches = (
+    lazy.Module(f"dsnb.measure.train.{name}") for name in ("worker", "trainer", "launches")
 )
+failure = lazy.Module("dsnb.measure.record.failure")
 deepspeed = lazy.Module("deepspeed")
 
 

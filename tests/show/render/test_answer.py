@@ -125,8 +125,11 @@ def test_what_starts_the_best_setting_again(tmp_path):
     stages = table["zero_stage"].tolist()
     take = task["candidates"]["take"]
     entry = "{{model: gpt2, zero_stage: {}, precision: fp16, seq_len: 512{}}}"
-    assert take[0] == {"entry": entry.format(stages[0], ""), "config": '{"zero": 1}'}
-    assert take[1] == {"entry": entry.format(stages[1], ", deepspeed: {x.y: 2}")}
+    entries = [each["entry"] for each in take.values()]
+    assert entries == [
+        entry.format(stages[0], ""),
+        entry.format(stages[1], ", deepspeed: {x.y: 2}"),
+    ]
     assert (
         combinations(
             validated({"name": "p", "include": [plain_yaml.parse(take[1]["entry"])]}, "p")
