@@ -56,6 +56,7 @@ class GpuSpec:
     switched: bool = False  # whether a switch gives two GPUs of a node all links; else each pair has its share of them
     fp8_tflops: Rate | None = None  # of a GPU with products in fp8
     power_w: Positive | None = None  # its limit, for readers; rates are those of the boost clock
+    boost_mhz: Positive | None = None  # the highest clock of its multiprocessors
     product_gain: float = 1.0  # share of the nominal rate that training reaches, over H200's: of products and attention
     memory_gain: float = 1.0  # ... and of the memory; 1 where no run of ours tells
 
@@ -108,6 +109,7 @@ def _of_sheet(name: str, sheet: DataSheet, memory_gb: int) -> GpuSpec:
         pcie_gb_per_s=sheet.pcie_gb_per_s,
         switched=sheet.switched,
         power_w=sheet.power_w,
+        boost_mhz=sheet.boost_mhz,
         product_gain=product_gain,
         memory_gain=memory_gain,
     )

@@ -37,6 +37,8 @@ class DataSheet(NamedTuple):
     switched: bool
     """Whether a switch gives two GPUs of a node all links; otherwise each pair has its share."""
     power_w: float
+    boost_mhz: float | None
+    """The highest clock of its multiprocessors; None if it is not known."""
 
     def name(self, memory_gb: int, is_usual_form: bool) -> str:
         """Return the name of the form with a size of memory: `A100 PCIe-40GB`."""
@@ -64,6 +66,7 @@ def _read() -> dict[str, dict[str, DataSheet]]:
                 pcie_gb_per_s=float(row["pcie_gb_per_s"]),
                 switched=row["switched"] == "1",
                 power_w=float(row["power_w"]),
+                boost_mhz=float(row["boost_mhz"]) if row["boost_mhz"] else None,
             )
             kinds.setdefault(sheet.kind.lower(), {})[sheet.form.lower()] = sheet
     return kinds

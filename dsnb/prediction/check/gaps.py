@@ -26,8 +26,6 @@ CAUSES: dict[str, dict[str, Any]] = tomllib.loads(
 )
 """Words and weights of each cause."""
 CHECK = tuned.numbers("check")
-BOOST_MHZ = {"H100": 1980, "H200": 1980, "A100": 1410, "A100-40GB": 1410, "V100": 1530}
-"""Clocks that the multiprocessors reach, by the data sheets."""
 NETWORKS_GBIT = (0.5, 1, 2.5, 5, 10, 25, 50, 100, 200)
 """Usual networks, and what is left of them, for each GPU."""
 COMMUNICATION = (
@@ -375,7 +373,7 @@ def _memory(case: Case) -> Gap | None:
 def _throttling(case: Case) -> Gap | None:
     """Return what a low clock costs: products and attention are slower in proportion."""
     clock = case.seen.sm_clock_mhz
-    boost = BOOST_MHZ.get(case.setup.gpu.name)
+    boost = case.setup.gpu.boost_mhz
     if clock is None:
         return case.possible("throttling", max(1.0, case.slowdown))
     if boost is None or clock > CHECK.slow_clock * boost:
@@ -384,4 +382,4 @@ def _throttling(case: Case) -> Gap | None:
     products = float(parts.matmul_s) + float(parts.attention_s)
     share = products / float(parts.step_time_s)
     lost = share * (1 - clock / boost)
-    return case.of_share("throttling", lost, clock=f"{clock:.0f}", boost=f"{boost}")
+    return case.of_share("throttling", lost, clock=f"{clock:.0f}", boost=f"{boost:.0f}")
