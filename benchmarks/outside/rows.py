@@ -125,13 +125,13 @@ def _row(published: Mapping[str, Any], folder: Path) -> Row:
 
 
 def _known(published: Mapping[str, Any], program: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return settings beyond the published ones: those of the program, and those that the note names."""
-    found = [program.get("settings", {})]
+    """Return settings beyond the published ones: those that the note names, and those of the program."""
+    found = []
     note = str(published.get("note") or "")
     for phrase in PROGRAMS["phrases"]:
         if phrase["note"] in note:
             found.append(phrase["settings"])
-    return found
+    return [*found, program.get("settings", {})]
 
 
 def _program(source: str) -> dict[str, Any]:
