@@ -158,8 +158,13 @@ def outputs(page: Path, printed: dict[Block, str]) -> Iterator[tuple[Block, str]
 
 
 def main() -> None:
-    """Write the output blocks of all pages anew, from the example in the repository."""
+    """Write the output blocks of all pages anew, from the example in the repository and the log of the tests."""
+    from tests.support import foreign_logs
+
     with tempfile.TemporaryDirectory() as folder:
+        logs = Path(folder) / "logs"
+        logs.mkdir()
+        (logs / "chat.log").write_text(foreign_logs.chat())
         shutil.copytree(ROOT / "outputs" / "examples", Path(folder) / "outputs" / "examples")
         for page in pages():
             if not any(block.is_output for block in blocks(page)):
