@@ -59,7 +59,7 @@ def test_what_is_written_is_what_is_recommended(tmp_path):
         for name, content in files.files(experiment, folder).items():
             assert (folder / name).read_text() == content
     adapted = next(sentence for sentence in said if "adapt(model" in sentence)
-    assert "without a mask" in adapted
+    assert "has no mask" in adapted
 
 
 @pytest.mark.process
