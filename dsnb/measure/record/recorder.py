@@ -1,7 +1,7 @@
 """Records a training that is not dsnb's: `dsnb.record` for any loop, and the base of the callback for Trainer.
 
-The recorder ends steps where the script says so, waits for nothing between the first and the last
-of them, and never ends a script: only settings that contradict what the script does are an error.
+The recorder ends a step where the script calls `step`, waits for nothing between the first and the
+last one, and never ends a script: only settings that contradict what the script does are an error.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from dsnb.settings.records.paths import RunPaths
 SWITCH = "DSNB"
 """Environment variable that switches recording off: `DSNB=off`."""
 OWN = "own"
-"""The program of a loop that is nobody's but the user's."""
+"""The program of the user's own loop."""
 MODEL_PARALLEL = ("tensor_parallel", "pipeline_parallel")
 """Settings that say how many ranks work on the same tokens."""
 MEET_S = 10.0

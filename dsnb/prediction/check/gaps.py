@@ -43,7 +43,7 @@ SWITCHES = [name for name, cause in CAUSES.items() if "without" in cause]
 
 @dataclass(frozen=True)
 class Gap:
-    """A cause: its share of the step, and what is said of it."""
+    """A cause: its share of the step, and the sentence that is printed."""
 
     cause: str
     words: str

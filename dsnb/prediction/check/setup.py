@@ -140,7 +140,7 @@ class Setup:
         return printed.at_most(most)
 
     def expected(self) -> tuple[float, float]:
-        """Return the expected range in tokens/s; settings that are unknown widen it."""
+        """Return the expected range in tokens/s; unknown compilation and recomputation widen it."""
         others = [self]
         for changes in UNKNOWN_CHANGES:
             if self.stated.isdisjoint(changes):

@@ -1,4 +1,7 @@
-"""The files that take a setting into other programs: each starts as it is, and says why and what it lacks."""
+"""The files that take a setting into other programs, with the reason of each line and what the file cannot say.
+
+Those for axolotl and LLaMA-Factory are lines to copy; the others work unedited.
+"""
 
 import contextlib
 import json
@@ -27,7 +30,7 @@ NAMES = (
     ARGUMENTS_FILE, WORDS_FILE, *YAML_FILES, AUTO_FILE, ACCELERATE_FILE, PLAIN_FILE, SETTINGS_FILE,
 )  # fmt: skip
 """All files that a setting may have."""
-OF_TRAINING = "# Of the training, and not of its speed: keep your own."
+OF_TRAINING = "# These values shape the training, not its speed: keep your own."
 
 
 def of_trainer(experiment: Experiment) -> list[object]:
