@@ -210,7 +210,6 @@ def recommend(
     """
     from dsnb.prediction.recommend import Scope
     from dsnb.prediction.target import Budget, Target
-    from dsnb.results.answers.lines import line
     from dsnb.show.form import recommend as form
 
     fixed = parse_overrides(set_ or [])
@@ -237,21 +236,23 @@ def recommend(
     _print_answers(answers, why, err=format_.is_data)
     if all_ or format_ is not Format.table:
         _show_tables(answers, format_, currency)
+    is_short = not all_ and format_ is Format.table
+    offered = {
+        "--why": not why,
+        "--all": is_short,
+        "--write plan": not write,
+        "--measure 3" if on.installed else "there: --measure 3": not measure,
+    }
     fits = [answer for answer in answers if len(answer.table)]
-    offered = {"--why": not why}
-    if fits:
-        offered["--all"] = not (all_ or format_ is not Format.table)
-    if len(answers) == len(fits) == 1:
-        offered["--write plan"] = not write
-        offered["--measure 3" if on.installed else "there: --measure 3"] = not measure
-    assumed = [f"--{name.replace('_', '-')}" for name in answers[0].assumed]
-    options = [name for name, is_open in offered.items() if is_open]
-    following = line("next", assumed=", ".join(assumed), options=", ".join(options))
-    _say_lines([following], format_.is_data)
+    if len(answers) > 1:
+        offered = {"--why": not why, "--all": is_short}
+    elif not fits:
+        offered = {"--why": not why}
+    _print_next(answers[0].assumed, offered, format_.is_data)
     if not fits:
         raise typer.Exit(1)
-    for line in form.write(write, answers[0]) if write else []:
-        say(line, err=format_.is_data)
+    for sentence in form.write(write, answers[0]) if write else []:
+        say(sentence, err=format_.is_data)
 
 
 def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
@@ -267,6 +268,15 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
         if why:
             say_line("", err=err)
             _say_lines([line("note", text=sentence) for sentence in answer.sentences], err)
+
+
+def _print_next(assumed: Sequence[str], offered: dict[str, bool], err: bool) -> None:
+    """Print the options that were assumed, and those to go on with."""
+    from dsnb.results.answers.lines import line
+
+    names = [f"--{name.replace('_', '-')}" for name in assumed]
+    options = [name for name, is_open in offered.items() if is_open]
+    _say_lines([line("next", assumed=", ".join(names), options=", ".join(options))], err)
 
 
 def _say_lines(lines: Sequence[Any], err: bool) -> None:

@@ -31,19 +31,23 @@ MARK = "*"
 
 
 def lines(
-    search: Search, result: SearchResult, least_gpus: int, assumed: Sequence[str]
+    search: Search,
+    result: SearchResult,
+    assumed: Sequence[str] = (),
+    least_gpus: int = 0,
+    offloaded: bool = False,
 ) -> Iterator[Line]:
     """Yield the lines of the recommended setting and its alternatives, or why there is none.
 
-    `least_gpus` is the smallest power of two of GPUs that fits, 0 if that is unknown; `assumed` are
-    the options that were not given.
+    `assumed` are the options that were not given. `least_gpus` is the smallest power of two of GPUs
+    that fits, 0 if that is unknown. `offloaded` says that offload was considered.
     """
     name = next(iter(search.asked))
     if result.chosen:
         name = result.chosen[0]
     yield _title(search, search.asked[name], bool(assumed))
     if not result.chosen:
-        yield line("note", text=no_fit(search, by_words=True))
+        yield line("note", text=no_fit(search, offloaded, by_words=True))
         if least_gpus:
             yield line("note", text=say("least_gpus", least=least_gpus))
         return
@@ -206,7 +210,7 @@ def _warnings(search: Search, result: SearchResult, best: "pd.Series[Any]") -> I
     if offloads(experiment) and math.isnan(best["host_memory_gib"]):
         yield say("warning.host_memory")
     elif offloads(experiment) and math.isnan(search.target.hardware.host_gib):
-        yield say("warning.host", need=significant(best["host_memory_gib"]))
+        yield say("warning.host")
     if experiment.allocator == "default":
         yield say("warning.allocator")
     if best["outside"]:

@@ -272,7 +272,7 @@ def _answer(
     calibrated = search.target.hardware.loop
     if calibrated:
         more = [calibrated.sentence, *more]
-    lines = tuple(brief.lines(search, result, least_gpus, assumed))
+    lines = tuple(brief.lines(search, result, assumed, least_gpus, offloaded))
     if not result.chosen:
         sentences = (no_fit(search, offloaded), *more)
         table = search.table.head(0)

@@ -18,6 +18,7 @@ from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.recommend import Scope
 from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.lines import line
 from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings import flat_keys, programs
@@ -225,9 +226,17 @@ def _measured(
     measuring = Measuring(folder, target.hardware, settings, measurement.minutes)
     runs, end = decide_by_runs(measuring, number, following)
     answer, sentences = _by_runs(measuring, runs, target, budget)
-    sentences.insert(0, say("measured", runs=len(runs), settings=len(measuring.started), end=end))
+    decided = say("measured", runs=len(runs), settings=len(measuring.started), end=end)
     kept = [sentence for sentence in answer.sentences if sentence.role not in REPLACED]
-    return replace(answer, task=first.task, sentences=(*kept, *sentences), folder=folder)
+    basis = {"measured": line("note", text=decided)}
+    return replace(
+        answer,
+        task=first.task,
+        sentences=(*kept, decided, *sentences),
+        folder=folder,
+        lines=tuple(basis.get(one.role, one) for one in answer.lines),
+        assumed=first.assumed,
+    )
 
 
 def _this_machine(target: Target) -> Target:
