@@ -147,23 +147,31 @@ def _alternatives(search: Search, result: SearchResult) -> Iterator[Line]:
         worse_pct = 100 * (row[column] / options.loc[name, column] - 1)
         main, more = _split(changes(search.asked[name], search.asked[other]))
         difference = _difference(worse_pct, search.question.objective)
-        pair = options.loc[[name, other]]
-        remark = ""
-        if is_tight(row):
-            remark = WORDS["tight"]
-        elif not difference:
-            remark = WORDS["less_simple"]
-        elif (pair["basis"] == PREDICTED).any() and abs(worse_pct) <= doubt(pair, search)[0]:
-            remark = WORDS["within"]
+        remarks = [_remark(options.loc[[name, other]], worse_pct, difference, search), *more]
         yield line(
             "alternative",
             label=label,
             changes=main,
             difference=difference or WORDS["equal"],
             memory=significant(row["memory_gib"]),
-            remark="; ".join(filter(None, [remark, *more])),
+            remark="; ".join(filter(None, remarks)),
         )
         label = " "
+
+
+def _remark(pair: pd.DataFrame, worse_pct: float, difference: str, search: Search) -> str:
+    """Return why the second setting is not recommended, or how sure its figures are."""
+    first, second = pair["basis"]
+    if is_tight(pair.iloc[1]):
+        return str(WORDS["tight"])
+    if not difference:
+        return str(WORDS["less_simple"])
+    remark = ""
+    if (pair["basis"] == PREDICTED).any() and abs(worse_pct) <= doubt(pair, search)[0]:
+        remark = WORDS["within"]
+    if first != second:
+        return ", ".join(filter(None, [second, remark]))
+    return remark
 
 
 def _difference(worse_pct: float, objective: str) -> str:
