@@ -116,6 +116,8 @@ def summary(
         show(seconds, format_timing(seconds), format_, fit=True)
     else:
         print_summary(runs, format_, wide)
+        if format_ is Format.table and not wide:
+            say(f"Next: dsnb report {folder}. Names of experiments: --wide")
 
 
 def report(

@@ -257,7 +257,7 @@ def recommend(
 
 def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
     """Print each answer in short, and where its runs are; the reasons as well with `why`."""
-    from dsnb.results.answers.lines import line
+    from dsnb.results.answers.lines import note
 
     for place, answer in enumerate(answers):
         if place:
@@ -267,7 +267,7 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
             say_line(_report(answer.folder), err=err)
         if why:
             say_line("", err=err)
-            _say_lines([line("note", text=sentence) for sentence in answer.sentences], err)
+            _say_lines([note(sentence) for sentence in answer.sentences], err)
 
 
 def _print_next(assumed: Sequence[str], offered: dict[str, bool], err: bool) -> None:

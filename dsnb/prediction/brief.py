@@ -13,7 +13,7 @@ from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, is_tight
-from dsnb.results.answers.lines import Line, line
+from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration_within, fixed, significant
@@ -47,9 +47,9 @@ def lines(
         name = result.chosen[0]
     yield _title(search, search.asked[name], bool(assumed))
     if not result.chosen:
-        yield line("note", text=no_fit(search, offloaded, by_words=True))
+        yield note(no_fit(search, offloaded, by_words=True))
         if least_gpus:
-            yield line("note", text=say("least_gpus", least=least_gpus))
+            yield note(say("least_gpus", least=least_gpus))
         return
     best = result.options.loc[name]
     yield line("train", setting=labels.setting(vars(search.asked[name])))

@@ -44,7 +44,7 @@ from dsnb.results.answers.decide import (
     candidates,
     decide,
 )
-from dsnb.results.answers.lines import line
+from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs.labels import MEMORY, count
 from dsnb.results.runs.number_text import amount, significant
@@ -469,7 +469,7 @@ def forecast(
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
         table = table.loc[order.sort_values(kind="stable").index, FORECAST]
         sentences = (fitting, *answer.sentences)
-        lines = (*answer.lines, line("note", text=fitting))
+        lines = (*answer.lines, note(fitting))
         table = table.reset_index(drop=True)
         answers.append(replace(answer, table=table, sentences=sentences, lines=lines))
     notes = [say("refused", reason=reason) for reason in dict.fromkeys(refused)]

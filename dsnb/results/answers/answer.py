@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dsnb.results.answers.lines import WIDTH, Line, as_html, line, text
+from dsnb.results.answers.lines import WIDTH, Line, as_html, note, text
 from dsnb.results.answers.sentences import PHRASES, Sentence
 from dsnb.settings.experiment import Experiment
 
@@ -43,7 +43,7 @@ class Answer:
     @property
     def _whole(self) -> list[Line]:
         """The lines, and below them what was assumed."""
-        return [*self.lines, *(line("note", text=one) for one in self.about("assumed"))]
+        return [*self.lines, *(note(one) for one in self.about("assumed"))]
 
     def __str__(self) -> str:
         if self.lines:

@@ -21,7 +21,9 @@ LEAST = 12
 """Least columns of the last cell of a line, however narrow the terminal."""
 GAP = 2
 """Spaces between columns."""
-RIGHT = {"alternative": (2, 3)}
+SUMMARY = "summary"
+"""The role of the rows of a summary of runs, with the setting as last column."""
+RIGHT = {"alternative": (2, 3), SUMMARY: range(1, 10)}
 """Columns that are aligned on the right."""
 MAX_CELLS = max(map(len, PHRASES["lines"].values())) - 1
 """Most columns beside the label."""
@@ -41,6 +43,11 @@ def line(role: str, /, **facts: object) -> Line:
     """Return the line of this role with these facts; cells whose facts are missing are empty."""
     templates = PHRASES["lines"][role]
     return Line(role, tuple(plain_text.line(fill(template, facts)) for template in templates))
+
+
+def note(sentence: object) -> Line:
+    """Return a line with a sentence."""
+    return line("note", text=sentence)
 
 
 def text(lines: Sequence[Line], width: int = WIDTH) -> str:

@@ -18,7 +18,7 @@ from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.recommend import Scope
 from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
-from dsnb.results.answers.lines import line
+from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings import flat_keys, programs
@@ -228,7 +228,7 @@ def _measured(
     answer, sentences = _by_runs(measuring, runs, target, budget)
     decided = say("measured", runs=len(runs), settings=len(measuring.started), end=end)
     kept = [sentence for sentence in answer.sentences if sentence.role not in REPLACED]
-    basis = {"measured": line("note", text=decided)}
+    basis = {"measured": note(decided)}
     return replace(
         answer,
         task=first.task,
