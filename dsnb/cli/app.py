@@ -117,7 +117,7 @@ def summary(
     else:
         print_summary(runs, format_, wide)
         if format_ is Format.table and not wide:
-            say(f"Next: dsnb report {folder}. Names of experiments: --wide")
+            say(f"Names of the experiments: --wide. Report: dsnb report {folder}")
 
 
 def report(

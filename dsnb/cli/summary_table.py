@@ -18,8 +18,14 @@ RATE = "tokens_per_s"
 MAX_FOOTNOTES = 8
 MAX_CAUSES = 3
 """Maximum lines about unusual runs, and about runs that are not ok; the report has all."""
-HEADINGS = {"mfu": "MFU %", "host_memory_gib": "host GiB"}
-"""Headings of columns; of other figures of memory, tables show one."""
+HEADINGS = {
+    "mfu": "MFU %",
+    "peak_allocated_gib": "peak GiB",
+    "peak_reserved_gib": "reserved GiB",
+    "device_memory_gib": "GPU GiB",
+    "host_memory_gib": "host GiB",
+}
+"""Headings of columns, shorter than elsewhere."""
 FASTEST = "* fastest of this task"
 
 
@@ -40,12 +46,12 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         shared, names = short_names([str(name) for name in summary.index])
         titles = [task.title, _place(task.runs), f"all {shared}" if shared else ""]
         unusual = flags(named).query("words != ''")
-        marks = np.where(summary.index.isin(unusual["experiment"]), "!", "")
+        marks = np.where(summary.index.isin(unusual["experiment"]), "!", "").tolist()
         lines = [*answer.unstable_settings(named), *answer.mixed_settings(named)]
         lines += [*_footnotes(unusual), *_causes(named)]
         is_timed = pd.notna(summary[f"{RATE}_median"].iloc[0])
         if len(names) > 1 and is_timed and not no_rank.all():
-            marks = ["*" + marks[0], *marks[1:]]
+            marks[0] = f"*{marks[0]}"
             lines.insert(0, FASTEST)
         table = _texts(summary, no_rank).set_axis(names)
         table.insert(0, "", marks)
@@ -132,5 +138,5 @@ def _texts(summary: pd.DataFrame, no_rank: np.ndarray) -> pd.DataFrame:
     measured = [name for name in (*MEMORY, "mfu") if summary[f"{name}_median"].notna().any()]
     memory = [name for name in measured if name != "mfu"]
     for name in (*memory[:1], *measured[len(memory) :]):
-        table[HEADINGS.get(name, "peak GiB")] = medians(name)
+        table[HEADINGS[name]] = medians(name)
     return table.loc[:, (table != "").any()]

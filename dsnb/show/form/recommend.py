@@ -108,7 +108,8 @@ def recommend(
     Returns
     -------
     Answer
-        `sentences` say what to train with, why, and how sure that is; a notebook shows them. `table` has the best
+        Ten lines, as text (`print`, `text`) and in a notebook: what to train with, time, speed and memory with their
+        ranges, and alternatives. `sentences` give the reasons. `table` has the best
         setting and three alternatives, of other kinds where there are some, in the columns of `dsnb.predict`, and
         `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty if a model does not
         fit with any setting. `experiments` has the settings, and further ones that fit.
@@ -129,8 +130,9 @@ def recommend(
     >>> answer.experiments[0].zero_stage
     3
     >>> print(answer)
-    Train with ZeRO 3, bf16, micro-batch 8 (predicted) on 8 H200, ... tokens/s ...
-    A step takes ...
+    opt-13b on 8 H200: 260 billion tokens, 64 sequences of ... a step *
+    Train with  ZeRO 3, bf16, micro-batch 8
+      time ...
     Assumed: 260 billion tokens, 20 per parameter.
     """
     scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
