@@ -21,6 +21,8 @@ LEAST = 12
 """Least columns of the last cell of a line, however narrow the terminal."""
 GAP = 2
 """Spaces between columns."""
+LEFT = 'style="text-align: left"'
+"""Alignment of cells in HTML: notebooks align them on the right."""
 SUMMARY = "summary"
 """The role of the rows of a summary of runs, with the setting as last column."""
 RIGHT = {"alternative": (2, 3), SUMMARY: range(1, 10)}
@@ -100,6 +102,11 @@ def _row_html(one: Line) -> str:
             tag = "h3"
         return f"<{tag}>{cells[0]}</{tag}>"
     label, *others, last = cells
-    columns = "".join(f"<td>{cell}</td>" for cell in others)
-    span = MAX_CELLS - len(others)
-    return f'<tr><th scope="row">{label}</th>{columns}<td colspan="{span}">{last}</td></tr>'
+    columns = [f'<th scope="row" {LEFT}>{label}</th>']
+    for place, cell in enumerate(others, 1):
+        side = LEFT
+        if place in RIGHT.get(one.role, ()):
+            side = ""
+        columns.append(f"<td {side}>{cell}</td>")
+    columns.append(f'<td {LEFT} colspan="{MAX_CELLS - len(others)}">{last}</td>')
+    return f"<tr>{''.join(columns)}</tr>"
