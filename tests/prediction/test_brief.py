@@ -46,7 +46,7 @@ def test_the_figure_and_its_range_have_one_unit():
 
 def test_bad_news_replace_the_nearest_run_in_one_sentence():
     usual = lines(searching(STAGES[:1], [100_000.0]))
-    assert "Nearest run: " in usual["predicted"].cells[0]
+    assert "Nearest: " in usual["predicted"].cells[0]
     tight = lines(searching(STAGES[:1], [100_000.0], tight=True))
     assert "predicted" not in tight
     assert "memory is tight, so the speed is not promised" in tight["warned"].cells[0]

@@ -20,6 +20,7 @@ from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import Sentence, say
+from dsnb.results.runs import labels
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings import flat_keys, programs
 from dsnb.settings.exchange import files
@@ -345,7 +346,7 @@ def write(folder: str | Path, answer: Answer) -> list[str]:
         files.remove(place)  # that of an earlier recommendation
     for place, other in zip(places, others, strict=False):
         files.write(other, place)
-        sentences.append(f"Written: {place}, the same for {other.name_with_model}")
+        sentences.append(f"Written: {place}, the same for {labels.setting(vars(other))}")
     return [*sentences, *_left_out(params.parent, best)]
 
 
