@@ -66,6 +66,17 @@ def check(
         stated["gpus"] = gpus
     seen = Seen(real_tokens=share(real_tokens), gpu_util_pct=gpu_util)
     if Path(target).exists() and not local_config(target):
+        speeds = {
+            "--tokens-per-s": tokens_per_s,
+            "--samples-per-s": samples_per_s,
+            "--step-s": step_s,
+        }
+        speeds |= {"--tflops": tflops, "--mfu": mfu, "--per-gpu": per_gpu or None}
+        given = [name for name, value in speeds.items() if value is not None]
+        if given:
+            raise SettingsError(
+                f"{', '.join(given)}: the runs in {target} say their speed; leave it out, or give a model"
+            )
         _check_runs(target, stated, gpu, link, seen)
         return
     if not gpu:

@@ -15,6 +15,9 @@ from dsnb.base.errors import SettingsError
 
 NAMES = ("deepspeed", "script")
 PREFIXES = tuple(f"{name}." for name in NAMES)
+MOST_KEYS = 10_000
+LONGEST = 1_000
+"""Limits of what may be a configuration: keys, and characters of one with its sections."""
 
 
 def is_key(name: object) -> bool:
@@ -46,18 +49,30 @@ def _given_twice(prefix: str, counts: Mapping[str, int]) -> Iterator[str]:
     for path, count in counts.items():
         if count > 1:
             yield f"{prefix}{path} is given twice: remove one"
-    for path in counts:
-        inside = next((other for other in counts if other.startswith(f"{path}.")), None)
-        if inside:
-            yield f"{prefix}{path} is a value, but {prefix}{inside} is inside it: remove one"
+    for inside in counts:
+        path = inside.rpartition(".")[0]
+        while path:
+            if path in counts:
+                yield f"{prefix}{path} is a value, but {prefix}{inside} is inside it: remove one"
+            path = path.rpartition(".")[0]
 
 
-def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
+def _leaves(section: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """Return the values by their paths; a file in which one section stands at many places may have too many."""
+    left = [(str(key), value) for key, value in reversed(list(section.items()))]
+    found: list[tuple[str, Any]] = []
+    while left:
+        path, value = left.pop()
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
+            left += [(f"{path}.{key}", inside) for key, inside in reversed(list(value.items()))]
         else:
-            yield f"{path}{key}", _whole(value)
+            found.append((path, _whole(value)))
+        if len(left) + len(found) > MOST_KEYS or len(path) > LONGEST:
+            raise SettingsError(
+                f"there are more than {MOST_KEYS:,} keys, or one of more than {LONGEST:,} characters: "
+                "this is no configuration of a training"
+            )
+    return found
 
 
 def _whole(value: Any) -> Any:

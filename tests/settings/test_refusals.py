@@ -43,7 +43,7 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.system import hardware, interpreter
-from dsnb.settings import checks, given, hostfile, known
+from dsnb.settings import checks, flat_keys, given, hostfile, known
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.params_file import read_params
 from dsnb.settings.records import record_schema
@@ -292,6 +292,12 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
         ),
         "params file 'mine.yaml' has 2 settings of runs, but one model is trained in one way: give a file with one "
         "of them",
+    ),
+    (
+        lambda: flat_keys.flattened(
+            {"deepspeed": {"a": dict.fromkeys(range(10_001), 1)}}, "deepspeed"
+        ),
+        "there are more than 10,000 keys, or one of more than 1,000 characters: this is no configuration of a training",
     ),
     (
         lambda: recorded_run().check_repeatable(),

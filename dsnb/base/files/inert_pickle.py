@@ -166,7 +166,7 @@ def _build(machine: _Machine, _: Any) -> None:
     if isinstance(state, tuple) and state:  # of a class with slots
         state = state[0]
     if isinstance(target, Inert) and isinstance(state, dict):
-        target.state.update(state)
+        target.state = target.state or state  # not copied: a file may build one object very often
 
 
 def _global(machine: _Machine, _: Any) -> None:

@@ -15,10 +15,12 @@ WAIT_S = 60.0
 """Maximum time for the other ranks to end their last step."""
 OVER_RANKS = ("loss", "tokens")
 """Figures of a step of which every rank has its own."""
+IN_A_STEP = ("micro_batch_size", "grad_accum", "gpus", "seq_len")
+"""Settings whose product is the tokens of a step."""
 
 
 def of_rank(
-    rows: list[Row], peak_gib: dict[str, float], alloc_retries: int | None
+    rows: list[Row], peak_gib: dict[str, float], alloc_retries: int | None, lengths: set[int]
 ) -> dict[str, Any]:
     """Return what a rank tells rank 0 when its training has ended."""
     columns = ("step_time_s", *OVER_RANKS)
@@ -26,6 +28,7 @@ def of_rank(
         **{name: [row.get(name) for row in rows] for name in columns},
         "peak_gib": peak_gib,
         "alloc_retries": alloc_retries,
+        "lengths": sorted(lengths),
         "host_peak_gib": own_memory.gib("status", "VmHWM"),
         "first_bad_step": first_bad_step(rows),
     }
@@ -48,6 +51,31 @@ def gathered(ranks: Ranks, own: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     others = ranks.ask_all("end", range(1, ranks.count), WAIT_S)
     return [own, *(told or {} for _, told in others)]
+
+
+def lengths(ranks: list[dict[str, Any]]) -> set[int] | None:
+    """Return the lengths of sequences that ranks saw; None if one of them saw none."""
+    seen: set[int] = set()
+    for rank in ranks:
+        of_this = rank.get("lengths")
+        if not of_this:
+            return None
+        seen.update(of_this)
+    return seen
+
+
+def has_one_length(
+    rows: list[Row], ranks: list[dict[str, Any]], settings: dict[str, Any], sharing: int
+) -> bool:
+    """Return whether all sequences had the length that the first ones had; the last batch may have fewer."""
+    seen = lengths(ranks)
+    if seen is not None:
+        return seen == {settings.get("seq_len")}
+    sizes: list[Any] = [settings.get(name) for name in IN_A_STEP]
+    if None in sizes:
+        return False
+    expected = math.prod(sizes) / sharing
+    return all(row.get("tokens", expected) == expected for row in rows)
 
 
 def over_ranks(rows: list[Row], ranks: list[dict[str, Any]], sharing: int) -> list[Row]:

@@ -35,8 +35,6 @@ SWITCH = "DSNB"
 """Environment variable that switches recording off: `DSNB=off`."""
 OWN = "own"
 """The program of a loop that is nobody's but the user's."""
-IN_A_STEP = ("micro_batch_size", "grad_accum", "gpus", "seq_len")
-"""Settings whose product is the tokens of a step."""
 MODEL_PARALLEL = ("tensor_parallel", "pipeline_parallel")
 """Settings that say how many ranks work on the same tokens."""
 MEET_S = 10.0
@@ -349,15 +347,18 @@ class Recording:
 
     def _complete(self) -> None:
         self._steps.finish()
-        self.is_complete = self._wanted_steps is not None
-        self._let_go()
         rows = self._steps.rows
+        wanted = self._wanted_steps
+        self.is_complete = wanted is not None and len(rows) >= self._warmup_steps + wanted
+        self._let_go()
         if not rows:
             self._fail(Exited("the training ended without a step"))
             return
-        if self._folder.planned() or not self._wanted_steps:
+        is_short = len(rows) <= self._warmup_steps
+        if self._folder.planned() or not self._wanted_steps or is_short:
             self._warmup_steps = min(self._warmup_steps, len(rows) // 2)
-        own = ending.of_rank(rows, self._steps.peak_gib, self._steps.alloc_retries)
+        lengths = self._batches.lengths
+        own = ending.of_rank(rows, self._steps.peak_gib, self._steps.alloc_retries, lengths)
         ranks = ending.gathered(self._ranks, own)
         self._steps.close()
         if ranks:
@@ -378,7 +379,7 @@ class Recording:
             "warmup_steps": self._warmup_steps,
             "steps": len(rows) - self._warmup_steps,
         }
-        if not self._has_one_length(rows, settings):
+        if not ending.has_one_length(rows, ranks, settings, sharing):
             changed["seq_len"] = self._stated.get("seq_len")
         self._folder.write_settings(changed)
         worker = {
@@ -394,15 +395,6 @@ class Recording:
         json_files.write_json(run.worker, worker)
         with self._folder.locked():
             self._folder.finish()
-
-    def _has_one_length(self, rows: list[Row], settings: dict[str, Any]) -> bool:
-        """Return whether all sequences had the length that the first ones had."""
-        sizes: list[Any] = [settings.get(name) for name in IN_A_STEP]
-        if len(self._batches.lengths) > 1 or None in sizes:
-            return False
-        sharing = math.prod(settings.get(name) or 1 for name in MODEL_PARALLEL)
-        expected = math.prod(sizes) / sharing
-        return all(row.get("tokens", expected) == expected for row in rows)
 
     def _end_by(self, error: BaseException) -> None:
         """End the recording of a training that an error has ended, in whatever state its ranks are."""

@@ -52,6 +52,7 @@ class Steps:
         self._zero_s = launch_clock.now_s() - launched_at
         self._start = self._clock.mark()
         self._left: int | None = None
+        self._depth = 0
         self._gaps: list[tuple[int, int]] = []
 
     def write_to(self, path: Path) -> None:
@@ -66,12 +67,15 @@ class Steps:
         self._gaps.clear()
 
     def leave(self) -> None:
-        """Begin something that belongs to no step."""
-        self._left = self._clock.mark()
+        """Begin something that belongs to no step, perhaps within something else that does not."""
+        if not self._depth:
+            self._left = self._clock.mark()
+        self._depth += 1
 
     def come_back(self) -> None:
         """End what belongs to no step."""
-        if self._left is not None:
+        self._depth -= 1
+        if self._left is not None and not self._depth:
             self._gaps.append((self._left, self._clock.mark()))
             self._left = None
 

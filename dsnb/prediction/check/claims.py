@@ -29,6 +29,16 @@ class Seen:
     step_skew: float | None = None
     recompilations: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.real_tokens is not None and not 0 < self.real_tokens <= 1:
+            raise SettingsError(
+                f"real tokens are {self.real_tokens:g} of all: give a share from 0 to 1, or in percent"
+            )
+        if self.gpu_util_pct is not None and not 0 <= self.gpu_util_pct <= 100:
+            raise SettingsError(
+                f"GPU utilization is {self.gpu_util_pct:g} %: give a figure from 0 to 100"
+            )
+
 
 @dataclass(frozen=True)
 class Claim:

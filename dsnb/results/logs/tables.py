@@ -7,6 +7,7 @@ with its row, since a wrong unit would be compared with right ones.
 import csv
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,9 @@ def read(path: Path) -> list[LoggedRun]:
         rows = csv.DictReader(file)
         columns = [str(name).strip() for name in rows.fieldnames or ()]
         rows.fieldnames = columns
+        doubled = [name for name, times in Counter(filter(None, columns)).items() if times > 1]
+        if doubled:
+            raise LogError(path, f"has the column {doubled[0]} twice: remove one", 1)
         _warn_of_unknown(path, columns)
         runs = []
         try:

@@ -64,7 +64,7 @@ def _read_all(logs: list[str], is_one_file: bool) -> Iterator[checkpoints.Read]:
         elif path not in errors.values() and not path.endswith(checkpoints.RECORDS):
             with _left_out(path, is_one_file):
                 found = _read(path, errors.get(path))
-                _add_companions(found, [other for other in logs if _is_console(other)])
+            _add_companions(found, [other for other in logs if _is_console(other)], is_one_file)
         yield from found
 
 
@@ -89,7 +89,7 @@ def _trainings(
                 if any(runs for _, runs in reads):
                     others = checkpoints.without_consoles(found, reads)
                     beside[path] = [(log, runs) for log, runs in others if runs]
-    _add_companions(found, [path for path, _ in found])
+    _add_companions(found, [path for path, _ in found], is_one_file)
     return kept, beside
 
 
@@ -97,15 +97,18 @@ def _is_console(path: str) -> bool:
     return not path.endswith(".json")
 
 
-def _add_companions(found: Sequence[checkpoints.Read], logs: Sequence[str]) -> None:
+def _add_companions(
+    found: Sequence[checkpoints.Read], logs: Sequence[str], is_one_file: bool
+) -> None:
     """Add the settings in files beside a training's log: in its checkpoint, or in its folder if it is alone there."""
     for path, runs in found:
         home = checkpoints.folder(path)
         of_home = [other for other in logs if checkpoints.folder(other) == home]
         for run in runs:
-            companions.add(run, Path(path).parent)
-            if len(of_home) == 1:
-                companions.add(run, Path(home))
+            with _left_out(path, is_one_file):
+                companions.add(run, Path(path).parent)
+                if len(of_home) == 1:
+                    companions.add(run, Path(home))
 
 
 def _read(path: str, errors: str | None) -> list[checkpoints.Read]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def _words(experiment: Experiment, folder: str | Path) -> str:
     """Return the arguments as words of a command line, a flag a line: `train.py $(cat FILE)`."""
     arguments = programs.training_arguments(experiment)
     if experiment.parallel_strategy.is_deepspeed:
-        arguments["deepspeed"] = str(Path(folder, AUTO_FILE))
+        arguments["deepspeed"] = shlex.quote(str(Path(folder, AUTO_FILE)))
     return " ".join(programs.flags(arguments)).replace(" --", "\n--") + "\n"
 
 

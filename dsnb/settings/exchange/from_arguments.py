@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dsnb.base.files.plain_text import short_repr
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.exchange import from_deepspeed, from_fsdp
 from dsnb.settings.exchange.imported import Imported, backwards, setting_of
@@ -24,7 +25,9 @@ PROVEN = {"NO": "plain", "FSDP": "fsdp", "DEEPSPEED": "deepspeed"}
 """What saved arguments call the training -> strategy; `MULTI_GPU` can also be FSDP by accelerate's configuration."""
 MANY = 20
 """Arguments that are named; saved arguments have a hundred."""
-OF_FACTORY = {"finetuning", "template"}
+OF_FACTORY = {"finetuning_type", "template"}
+"""Arguments that only LLaMA-Factory has, by its own names."""
+IS_FACTORY = "is LLaMA-Factory"
 WHOLE_LENGTH = ("packing", "sample_packing", "pad_to_sequence_len")
 REST = {"deepspeed", "hf_deepspeed_config", "deepspeed_plugin", "distributed_state"}
 
@@ -41,6 +44,7 @@ def read(
         {"deepspeed": {name: value for name, value in given.items() if name not in REST}}
     )
     values = {NAMES.get(name, name): value for name, value in flat.items()}
+    values[IS_FACTORY] = bool(OF_FACTORY & given.keys())
     for name in ("model", "gpus"):
         if name in values:
             found.put(name, **{name: values[name]})
@@ -130,7 +134,7 @@ def _recomputation(values: Mapping[str, Any], found: Imported) -> None:
         found.put("gradient_checkpointing", checkpoint_offload=True)
     if values.get("disable_gradient_checkpointing") is True:
         found.put("disable_gradient_checkpointing", activation_checkpointing=False)
-    elif OF_FACTORY & values.keys() and "gradient_checkpointing" not in values:
+    elif values[IS_FACTORY] and "gradient_checkpointing" not in values:
         found.put("LLaMA-Factory's default", activation_checkpointing=True)
     elif values.get("gradient_checkpointing") is False:
         found.add("activation_checkpointing", False, "gradient_checkpointing")
@@ -172,18 +176,28 @@ def _adapters(values: Mapping[str, Any], found: Imported) -> None:
     ):
         found.put("lora_targets", lora_targets="linear")
     elif isinstance(targets, list | str):
-        found.add("lora_targets", _targets(targets), "lora_targets")
+        named = _targets(targets)
+        if named:
+            found.add("lora_targets", named, "lora_targets")
+        else:
+            found.left_open["lora_targets"] = (
+                f"{short_repr(targets)} are no names that dsnb knows: give lora_targets"
+            )
     if kind == "qlora" or values.get("load_in_4bit") is True or values.get("bits") == NF4:
         found.put("4 bits", frozen_weights="nf4")
+    elif values.get("bits"):
+        found.dropped["quantization_bit"] = INCOMING["without_counterpart"]["load_in_8bit"]
 
 
-def _targets(targets: list[str] | str) -> str:
-    """Return which layers of blocks a list of modules names."""
+def _targets(targets: list[str] | str) -> str | None:
+    """Return which layers of blocks a list of modules names; None for modules of other names."""
     names = targets.split(",") if isinstance(targets, str) else targets
-    kinds = {str(name).strip()[:1] for name in names if str(name).strip().endswith("_proj")}
-    if kinds <= {"q", "v"}:
+    kinds = {str(name).strip() for name in names}
+    if not kinds or not all(kind.endswith("_proj") for kind in kinds):
+        return None
+    if kinds <= {"q_proj", "v_proj"}:
         return "query-value"
-    if kinds <= {"q", "k", "v", "o"}:
+    if kinds <= {"q_proj", "k_proj", "v_proj", "o_proj"}:
         return "attention"
     return "linear"
 

@@ -74,7 +74,17 @@ def _odd_values(path: Path) -> Iterator[None]:
     """Raise SettingsError for a value of another kind than its key has, such as a text for a number."""
     try:
         yield
-    except (TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+    except SettingsError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+        OSError,
+    ) as error:
         raise SettingsError(f"{path} has a value of an unexpected kind ({error})") from error
 
 
@@ -151,12 +161,20 @@ def _recognised(path: Path, content: Mapping[str, Any], model: str | None) -> Im
     raise SettingsError(f"{path}: its keys are of no program that dsnb reads: give {KINDS}")
 
 
+def _is_file(place: Path) -> bool:
+    """Return whether there is a file; False for what cannot be a name, such as a whole configuration in base64."""
+    try:
+        return place.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def _opener(folder: Path) -> Callable[[str], Mapping[str, Any] | None]:
     """Return a function that reads a file named in a file of this folder; None if it is not there."""
 
     def opened(name: str) -> Mapping[str, Any] | None:
         for place in (folder / name, Path(name), folder / Path(name).name):
-            if place.is_file():
+            if _is_file(place):
                 return _content(place)
         return None
 

@@ -135,3 +135,11 @@ def test_damaged_files_raise_errors_that_are_expected(tmp_path):
 )
 def test_members_of_enumerations_are_their_values(value, expected):
     assert plain(value) == expected
+
+
+def test_an_object_that_is_built_very_often_takes_little_time(tmp_path):
+    state = pickle.dumps({f"key{number}": number for number in range(20_000)}, protocol=2)[:-1]
+    content = b"\x80\x02c" + b"a\nB\n" + b")\x81" + state[2:] + b"q\xffb" + b"h\xffb" * 3_000 + b"."
+    began = time.process_time()
+    inert_pickle.read(saved(tmp_path, content))
+    assert time.process_time() - began < 2.0

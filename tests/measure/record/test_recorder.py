@@ -24,10 +24,10 @@ seen = lazy.Module("dsnb.measure.record.seen")
 PAUSE_S = 0.2
 
 
-def train(run_dir, steps=6, model=None, each_step=None, length=8, **options):
+def train(run_dir, steps=6, model=None, each_step=None, length=8, steps_to_measure=None, **options):
     """Train an embedding, whose output is its own loss; `each_step` runs within the steps."""
     model = model or torch.nn.Embedding(16, 4)
-    options = {"warmup_steps": 2, **options}
+    options = {"warmup_steps": 2, "steps": steps_to_measure, **options}
     with recorder.record(run_dir, model=model, **options) as run:
         for step in range(steps):
             loss = model(torch.ones(2, length, dtype=torch.long)).sum()
@@ -85,6 +85,35 @@ def test_a_short_training_is_half_warm_up(tmp_path):
     settings, _, rows = records(tmp_path / "run1")
     assert (settings["warmup_steps"], settings["steps"]) == (2, 3)
     assert [row["phase"] for row in rows].count("timed") == 3
+
+
+def test_a_training_that_ends_before_its_planned_steps_is_half_warm_up_and_not_complete(tmp_path):
+    train(tmp_path / "run1", steps=8, warmup_steps=10, steps_to_measure=5)
+    settings, result, _ = records(tmp_path / "run1")
+    assert (settings["warmup_steps"], settings["steps"], result["status"]) == (4, 4, "ok")
+
+
+def test_a_last_batch_with_fewer_sequences_has_the_same_length(tmp_path):
+    model = torch.nn.Embedding(16, 4)
+    with recorder.record(tmp_path / "run1", model=model, warmup_steps=1) as run:
+        for size in (2, 2, 2, 1):
+            model(torch.ones(size, 8, dtype=torch.long))
+            run.step()
+    settings, _, rows = records(tmp_path / "run1")
+    assert settings["seq_len"] == 8
+    assert [row["tokens"] for row in rows] == [16, 16, 16, 8]
+
+
+def test_pauses_may_be_nested(tmp_path):
+    def pause(run, step):
+        with run.pause():
+            time.sleep(PAUSE_S)
+            with run.pause():
+                time.sleep(PAUSE_S / 10)
+
+    train(tmp_path / "run1", each_step=pause)
+    _, _, rows = records(tmp_path / "run1")
+    assert max(row["step_time_s"] for row in rows) < PAUSE_S
 
 
 def test_lengths_that_differ_are_no_seq_len(tmp_path):

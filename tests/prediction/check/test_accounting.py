@@ -22,7 +22,7 @@ def training(gpu="H100", gpus=8, **settings):
         (3 / 4, "H100", "recomputed work (hardware FLOPs)"),
         (1 / 8, "H100", "all 8 GPUs by the peak of one"),
         (8.0, "H100", "one GPU by the peak of all 8"),
-        (2.6, "H100", "do not fit"),
+        (2.6, "H100", "do not agree"),
     ],
 )
 def test_an_mfu_beside_a_rate_tells_what_it_divides(times, gpu, words):

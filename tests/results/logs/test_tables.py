@@ -112,3 +112,9 @@ def test_other_csv_files_of_a_folder_are_passed_over(tmp_path):
     write(tmp_path, "a,-3", header="model,tokens_per_s", name="wrong.csv")
     with pytest.warns(DsnbWarning, match="wrong.csv, line 2 is refused"):
         assert len(dsnb.load_runs(tmp_path)) == len(ROWS)
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path):
+    path = write(tmp_path, "gpt2,1,8,1000", header="model,gpus,gpus,tokens_per_s")
+    with pytest.raises(LogError, match="has the column gpus twice: remove one"):
+        dsnb.load_runs(path)

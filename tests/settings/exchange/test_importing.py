@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -573,3 +575,68 @@ def test_files_that_hold_no_configuration(tmp_path):
     assert "holds no saved arguments" in problem(path)
     (tmp_path / "empty").mkdir()
     assert "has no file of arguments" in problem(tmp_path / "empty")
+
+
+def test_what_only_seems_to_be_of_llama_factory_has_not_its_defaults(tmp_path):
+    axolotl = {
+        "base_model": "NousResearch/Meta-Llama-3-8B",
+        "adapter": "lora",
+        "lora_r": 8,
+        "bf16": True,
+    }
+    found = importing.read(write(tmp_path / "axolotl.yml", axolotl), {})
+    assert "activation_checkpointing" not in found.settings
+
+
+@pytest.mark.parametrize(
+    ("modules", "targets"),
+    [
+        (["q_proj", "v_proj"], "query-value"),
+        (["q_proj", "o_proj"], "attention"),
+        (["q_proj", "up_proj"], "linear"),
+        (["qkv_proj"], "linear"),
+        (["fc1", "fc2"], None),
+        (["query_key_value"], None),
+    ],
+)
+def test_modules_of_other_names_are_no_targets_that_dsnb_knows(tmp_path, modules, targets):
+    arguments = {"base_model": "x", "adapter": "lora", "lora_r": 8, "lora_target_modules": modules}
+    found = importing.read(write(tmp_path / "axolotl.yml", arguments), {})
+    assert found.settings.get("lora_targets") == targets
+    assert ("lora_targets" in found.left_open) == (targets is None)
+
+
+def test_quantization_to_8_bits_is_named(tmp_path):
+    found = importing.read(write(tmp_path / "sft.yaml", {**FACTORY, "quantization_bit": 8}), {})
+    assert "frozen_weights" not in found.settings
+    assert "quantization_bit" in found.dropped
+
+
+def test_sections_that_stand_at_very_many_places_are_refused(tmp_path):
+    """Each section is twice in the next one: twenty of them are a million keys."""
+    section = {"a": 1}
+    for _ in range(20):
+        section = {"a": section, "b": section}
+    path = tmp_path / "training_args.bin"
+    arguments = SimpleNamespace(per_device_train_batch_size=1, fsdp_config=section)
+    path.write_bytes(pickle.dumps(arguments))
+    assert "this is no configuration of a training" in problem(path)
+
+
+def test_many_keys_take_little_time(tmp_path):
+    config = {"zero_optimization": {f"key{number}": number for number in range(9_000)}}
+    began = time.process_time()
+    deepspeed_keys.flattened({"deepspeed": config})
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("named", ["e" * 300, "x\0y"])
+def test_a_configuration_that_is_no_name_of_a_file_is_not_looked_for(tmp_path, named):
+    path = write(tmp_path / "args.json", {"per_device_train_batch_size": 1, "deepspeed": named})
+    assert importing.read(path, {}).settings["micro_batch_size"] == 1
+
+
+def test_words_of_a_command_line_are_quoted(tmp_path):
+    experiment = Experiment(model="gpt2", zero_stage=2, gpus=2)
+    words = files.files(experiment, tmp_path / "my plan")["training_arguments.args"]
+    assert f"--deepspeed '{tmp_path}/my plan/deepspeed_auto.json'" in words
