@@ -236,19 +236,12 @@ def recommend(
     _print_answers(answers, why, err=format_.is_data)
     if all_ or format_ is not Format.table:
         _show_tables(answers, format_, currency)
-    is_short = not all_ and format_ is Format.table
-    offered = {
-        "--why": not why,
-        "--all": is_short,
-        "--write plan": not write,
-        "--measure 3" if on.installed else "there: --measure 3": not measure,
-    }
     fits = [answer for answer in answers if len(answer.table)]
-    if len(answers) > 1:
-        offered = {"--why": not why, "--all": is_short}
-    elif not fits:
-        offered = {"--why": not why}
-    _print_next(answers[0].assumed, offered, format_.is_data)
+    given = {"--why": why, "--all": all_ or format_ is not Format.table or not fits}
+    if len(answers) == len(fits) == 1:
+        measuring = "--measure 3" if on.installed else "there: --measure 3"
+        given |= {"--write plan": bool(write), measuring: bool(measure)}
+    _print_next(answers[0].assumed, given, format_.is_data)
     if not fits:
         raise typer.Exit(1)
     for sentence in form.write(write, answers[0]) if write else []:
@@ -270,12 +263,12 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
             _say_lines([note(sentence) for sentence in answer.sentences], err)
 
 
-def _print_next(assumed: Sequence[str], offered: dict[str, bool], err: bool) -> None:
-    """Print the options that were assumed, and those to go on with."""
+def _print_next(assumed: Sequence[str], given: dict[str, bool], err: bool) -> None:
+    """Print the options whose values were assumed, and those to go on with that are not `given`."""
     from dsnb.results.answers.lines import line
 
     names = [f"--{name.replace('_', '-')}" for name in assumed]
-    options = [name for name, is_open in offered.items() if is_open]
+    options = [name for name, is_given in given.items() if not is_given]
     _say_lines([line("next", assumed=", ".join(names), options=", ".join(options))], err)
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from dsnb.base.formulas.planning import MAX_DAYS
 from dsnb.prediction import nearest
+from dsnb.prediction.candidates import simplicity
 from dsnb.prediction.explanation import changes, doubt, no_fit, shares_of_step
 from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
@@ -164,9 +165,12 @@ def _remark(pair: pd.DataFrame, worse_pct: float, difference: str, search: Searc
     first, second = pair["basis"]
     if is_tight(pair.iloc[1]):
         return str(WORDS["tight"])
-    if not difference:
-        return str(WORDS["less_simple"])
     remark = ""
+    if not difference:
+        simple, other = (simplicity(search.asked[name]) for name in pair.index)
+        if simple < other:
+            remark = WORDS["less_simple"]
+        return remark
     if (pair["basis"] == PREDICTED).any() and abs(worse_pct) <= doubt(pair, search)[0]:
         remark = WORDS["within"]
     if first != second:
@@ -175,7 +179,7 @@ def _remark(pair: pd.DataFrame, worse_pct: float, difference: str, search: Searc
 
 
 def _difference(worse_pct: float, objective: str) -> str:
-    """Return by how much an alternative is worse; empty if it is as good, so that the simpler setting is better."""
+    """Return by how much an alternative is worse; empty if it is as good: no more than `RELEVANCE` better."""
     if -100 * RELEVANCE <= worse_pct < LEAST_PCT:
         return ""
     worse, better = WORDS["longer"][objective]
