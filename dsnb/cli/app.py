@@ -116,6 +116,8 @@ def summary(
         show(seconds, format_timing(seconds), format_, fit=True)
     else:
         print_summary(runs, format_, wide)
+        if format_ is Format.table and not wide:
+            say(f"Names of the experiments: --wide. Report: dsnb report {folder}")
 
 
 def report(

@@ -12,7 +12,7 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import signals
 from dsnb.cli.known import print_known
-from dsnb.cli.printing import Format, say, say_line, show
+from dsnb.cli.printing import Format, say, say_line, show, table_width
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.measure.sweep.params import is_params, left_out_lines
 from dsnb.results.runs.labels import count
@@ -186,6 +186,10 @@ def recommend(
         Path | None,
         option("FOLDER", "Folder of these runs.", default="outputs/recommend_MODEL_..."),
     ] = None,
+    all_: Annotated[
+        bool, option("", "Print a table of these settings with their names and peaks.", "--all")
+    ] = False,
+    why: Annotated[bool, option("", "Print the reasons in sentences.", "--why")] = False,
     format_: TableFormat = Format.table,
     verbose: Verbose = False,
     list_: Annotated[
@@ -229,32 +233,65 @@ def recommend(
         raise typer.Exit(signals.INTERRUPTED) from None
     if write:
         form.only_task(answers, "write")
-    _show_answers(answers, format_, currency)
-    if not any(len(answer.table) for answer in answers):
+    _print_answers(answers, why, err=format_.is_data)
+    if all_ or format_ is not Format.table:
+        _show_tables(answers, format_, currency)
+    fits = [answer for answer in answers if len(answer.table)]
+    given = {"--why": why, "--all": all_ or format_ is not Format.table or not fits}
+    if len(answers) == len(fits) == 1:
+        measuring = "--measure 3" if on.installed else "there: --measure 3"
+        given |= {"--write plan": bool(write), measuring: bool(measure)}
+    _print_next(answers[0].assumed, given, format_.is_data)
+    if not fits:
         raise typer.Exit(1)
-    for line in form.write(write, answers[0]) if write else []:
-        say(line, err=format_.is_data)
+    for sentence in form.write(write, answers[0]) if write else []:
+        say(sentence, err=format_.is_data)
 
 
-def _show_answers(answers: Sequence[Any], format_: Format, currency: str) -> None:
-    """Print the sentences of each answer above its table; the tables as CSV or JSON are one."""
+def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
+    """Print each answer in short, and where its runs are; the reasons as well with `why`."""
+    from dsnb.results.answers.lines import note
+
     for place, answer in enumerate(answers):
         if place:
-            say_line("", err=format_.is_data)
-        say_line(f"{answer.task}:", err=format_.is_data)
-        for sentence in answer.sentences:
-            say_line(sentence, err=format_.is_data)
+            say_line("", err=err)
+        _say_lines(answer.lines, err)
         if answer.folder:
-            say_line(_report(answer.folder), err=format_.is_data)
-        if len(answer.table) and not format_.is_data:
-            said = {sentence.facts["outside"] for sentence in answer.about("outside")}
-            _show(answer.table, format_, currency, said=said)
+            say_line(_report(answer.folder), err=err)
+        if why:
+            say_line("", err=err)
+            _say_lines([note(sentence) for sentence in answer.sentences], err)
+
+
+def _print_next(assumed: Sequence[str], given: dict[str, bool], err: bool) -> None:
+    """Print the options whose values were assumed, and those to go on with that are not `given`."""
+    from dsnb.results.answers.lines import line
+
+    names = [f"--{name.replace('_', '-')}" for name in assumed]
+    options = [name for name, is_given in given.items() if not is_given]
+    _say_lines([line("next", assumed=", ".join(names), options=", ".join(options))], err)
+
+
+def _say_lines(lines: Sequence[Any], err: bool) -> None:
+    """Print the lines of an answer as wide as the terminal."""
+    from dsnb.results.answers.lines import text
+
+    say(text(lines, table_width()), err=err)
+
+
+def _show_tables(answers: Sequence[Any], format_: Format, currency: str) -> None:
+    """Print the table of each answer; as CSV or JSON they are one."""
+    said = {one.facts["outside"] for answer in answers for one in answer.about("outside")}
     if format_.is_data:
         import pandas as pd
 
         tables = [answer.table.assign(task=answer.task) for answer in answers if len(answer.table)]
-        said = {one.facts["outside"] for answer in answers for one in answer.about("outside")}
         _show(pd.concat(tables or [answers[0].table]), format_, currency, said=said)
+        return
+    for answer in answers:
+        if len(answer.table):
+            say_line("")
+            _show(answer.table, format_, currency, said=said)
 
 
 def _report(folder: Path) -> str:

@@ -37,6 +37,7 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
     from dsnb.cli import summary_table
     from dsnb.results.answers import lengths
+    from dsnb.results.answers.lines import SUMMARY, Line, note, text
     from dsnb.results.answers.sentences import PHRASES
     from dsnb.results.runs.labels import common_unit
     from dsnb.results.statistics.summary import summarize
@@ -49,15 +50,16 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
     for number, (title, table, lines) in enumerate(summary_table.blocks(runs)):
         if number:
             say("")
-        say_line(title)
-        _print_table(table, table_width())
-        for line in lines:
+        heading = Line(SUMMARY, (*table.columns, "setting"))
+        cells = zip(*(table[name] for name in table), table.index, strict=True)
+        rows = [Line(SUMMARY, tuple(map(plain_text.line, row))) for row in cells]
+        say(text([note(title), heading, *rows], table_width()))
+        for line in lines:  # a cause from a log that is wrapped could look like a row
             say_line(line)
     if compared := lengths.sentences(runs):
         say("")
-        say_line(f"{PHRASES['lengths']}. {PHRASES['about_lengths']}")
-        for line in compared:
-            say_line(line)
+        about = f"{PHRASES['lengths']}. {PHRASES['about_lengths']}"
+        say(text([note(about), *map(note, compared)], table_width()))
 
 
 def print_groups(runs: Any, format_: Format) -> None:
@@ -89,7 +91,7 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
     elif fit:
         from dsnb.cli.summary_table import short_names
 
-        shared, names = short_names([str(name) for name in texts.index])
+        shared, names = short_names([str(name) for name in texts.index], "_")
         if shared:
             say(f"in every name: {shared}")
         _print_table(texts.set_axis(names).rename_axis(texts.index.name), table_width())

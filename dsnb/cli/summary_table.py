@@ -18,40 +18,66 @@ RATE = "tokens_per_s"
 MAX_FOOTNOTES = 8
 MAX_CAUSES = 3
 """Maximum lines about unusual runs, and about runs that are not ok; the report has all."""
+HEADINGS = {
+    "mfu": "MFU %",
+    "peak_allocated_gib": "peak GiB",
+    "peak_reserved_gib": "reserved GiB",
+    "device_memory_gib": "GPU GiB",
+    "host_memory_gib": "host GiB",
+}
+"""Headings of columns, shorter than elsewhere."""
 FASTEST = "* fastest of this task"
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
-    """Yield for each task a title with the common part of all names, a table of texts, and lines about unusual runs.
+    """Yield for each task a title with what all settings share, a table of texts, and lines about unusual runs.
 
-    The index is the rest of the names, with `*` before the fastest and `!` after those with an
-    unusual run. Drift and clocks over time, which need steps and samples, are in the report only.
+    The index is the rest of the settings in words; the first column has `*` for the fastest and `!`
+    for those with an unusual run. Drift and clocks over time, which need steps and samples, are in
+    the report only.
     """
     for task in tasks(runs):
-        named = named_runs(task.runs)
-        summary = summarize(task.runs, metrics="all")
+        named = in_words(named_runs(task.runs))
+        summary = summarize(named, metrics="all")
         summary = summary.sort_values(f"{RATE}_median", ascending=False, kind="stable")
         no_rank = summary.index.isin(unstable(named)) | (not task.knows_gpus)
         summary = pd.concat([summary[~no_rank], summary[no_rank]])
         no_rank = np.sort(no_rank)
         shared, names = short_names([str(name) for name in summary.index])
-        titles = [task.title, _place(task.runs), f"in every name: {shared}" if shared else ""]
+        titles = [task.title, _place(task.runs), f"all {shared}" if shared else ""]
         unusual = flags(named).query("words != ''")
-        marks = np.where(summary.index.isin(unusual["experiment"]), " !", "")
-        rows = [f"  {name}{mark}" for name, mark in zip(names, marks, strict=True)]
-        lines = [*answer.unstable_settings(task.runs), *answer.mixed_settings(task.runs)]
-        lines += [*_footnotes(unusual), *_causes(task.runs)]
+        marks = np.where(summary.index.isin(unusual["experiment"]), "!", "").tolist()
+        lines = [*answer.unstable_settings(named), *answer.mixed_settings(named)]
+        lines += [*_footnotes(unusual), *_causes(named)]
         is_timed = pd.notna(summary[f"{RATE}_median"].iloc[0])
         if len(names) > 1 and is_timed and not no_rank.all():
-            rows[0] = f"*{rows[0][1:]}"
+            marks[0] = f"*{marks[0]}"
             lines.insert(0, FASTEST)
-        yield ", ".join(filter(None, titles)), _texts(summary, no_rank).set_axis(rows), lines
+        table = _texts(summary, no_rank).set_axis(names)
+        table.insert(0, "", marks)
+        yield ", ".join(filter(None, titles)), table, lines
+
+
+def in_words(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs whose experiments are named by their settings in words, where these tell them apart."""
+    firsts = runs.drop_duplicates("experiment")
+    rows = firsts.to_dict("records")
+    settings = pd.Series([labels.setting(row) for row in rows], firsts["experiment"])
+    places = [labels.place(row) for row in rows]
+    named = settings
+    if len(set(places)) > 1:
+        if _place(runs):  # all are on one kind of hardware
+            places = [labels.choice(row, "gpus") for row in rows]
+        named = settings + ", " + places
+    is_clear = settings.ne("") & ~named.duplicated(keep=False)
+    named = named.where(is_clear, named.index)
+    return runs.assign(experiment=runs["experiment"].map(named))
 
 
 def _footnotes(unusual: pd.DataFrame) -> list[str]:
     rows = unusual[unusual["flags"] != (Flag.UNSTABLE,)]  # said of the setting
     shown = rows.head(MAX_FOOTNOTES).itertuples()
-    lines = [f"! {row.experiment} run {row.repeat}: {row.words}" for row in shown]
+    lines = [f"! {row.experiment}, run {row.repeat}: {row.words}" for row in shown]
     if len(rows) > MAX_FOOTNOTES:
         lines.append(f"! and {len(rows) - MAX_FOOTNOTES} more runs: see the report")
     return lines
@@ -61,7 +87,7 @@ def _causes(runs: pd.DataFrame) -> list[str]:
     bad = runs[runs["status"] != "ok"]
     lines = []
     for row in bad.head(MAX_CAUSES).itertuples():
-        run = "" if pd.isna(row.repeat) else f" run {row.repeat:.0f}"
+        run = "" if pd.isna(row.repeat) else f", run {row.repeat:.0f}"
         cause = "" if pd.isna(row.cause) else f", {row.cause}"
         lines.append(f"not ok: {row.experiment}{run}: {row.status}{cause}")
     if len(bad) > MAX_CAUSES:
@@ -70,13 +96,13 @@ def _causes(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def short_names(names: Sequence[str]) -> tuple[str, list[str]]:
+def short_names(names: Sequence[str], between: str = ", ") -> tuple[str, list[str]]:
     """Return the common parts of all names, and the names without them; whole names if these would clash."""
-    parts = [name.split("_") for name in names]
+    parts = [name.split(between) for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts)]
-    rest = ["_".join(part for part in name if part not in shared) for name in parts]
+    rest = [between.join(part for part in name if part not in shared) for name in parts]
     if len(names) > 1 and all(rest) and len(set(rest)) == len(set(names)):
-        return "_".join(shared), rest
+        return between.join(shared), rest
     return "", list(names)
 
 
@@ -112,5 +138,5 @@ def _texts(summary: pd.DataFrame, no_rank: np.ndarray) -> pd.DataFrame:
     measured = [name for name in (*MEMORY, "mfu") if summary[f"{name}_median"].notna().any()]
     memory = [name for name in measured if name != "mfu"]
     for name in (*memory[:1], *measured[len(memory) :]):
-        table[METRIC_LABELS[name].heading] = medians(name)
+        table[HEADINGS[name]] = medians(name)
     return table.loc[:, (table != "").any()]

@@ -17,6 +17,7 @@ from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import significant
+from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.parallelism import parallelism
 
@@ -25,6 +26,8 @@ CHANGED = (
     "optimizer", "gpus", "micro_batch_size", "grad_accum",
 )  # fmt: skip
 """Settings named where two settings differ, in this order, after the strategy."""
+_RECOMPUTED = {"activation_checkpointing": "checkpoint_every"}
+"""The setting that says which blocks are recomputed."""
 LIMITS: dict[str, list[str]] = PHRASES["limits"]
 """What can limit a step, and the parts of its time (`dsnb.prediction.step_time.StepTime`)."""
 
@@ -57,12 +60,13 @@ def explanation(search: Search, result: SearchResult) -> Iterator[Sentence]:
     if result.tied > 1 and first == name:
         yield say("simplest", tied=result.tied)
     elif result.tied > 1:
-        yield say("simplest.slower", tied=result.tied, first=first, by=_by(worse[first], question))
+        by = f"{-worse[first]:.1f} % better"
+        yield say("simplest.slower", tied=result.tied, first=first, by=by)
     for other in others:
         row = options.loc[other]
         yield say(
             "alternative",
-            changes=_changes(experiment, search.asked[other]),
+            changes=", ".join(changes(experiment, search.asked[other])),
             difference=_by(worse[other], question),
             need=significant(row["memory_gib"]),
             tight="memory is tight" if is_tight(row) else "",
@@ -77,14 +81,19 @@ def explanation(search: Search, result: SearchResult) -> Iterator[Sentence]:
         yield say("outside", outside=best["outside"])
 
 
-def _limits(best: "pd.Series[Any]") -> Sentence:
-    """Return what a predicted step spends its time on, the largest part first."""
+def shares_of_step(best: "pd.Series[Any]") -> dict[str, int]:
+    """Return what a predicted step spends its time on in per cent, the largest part first."""
     shares = {}
     for name, parts in LIMITS.items():
         seconds = sum(best.get(part, 0.0) for part in parts)
         shares[name] = round(100 * seconds / best["step_time_s"])
     ordered = sorted(shares, key=lambda name: -shares[name])
-    shown = ", ".join(f"{shares[name]} % {name}" for name in ordered if shares[name])
+    return {name: shares[name] for name in ordered if shares[name]}
+
+
+def _limits(best: "pd.Series[Any]") -> Sentence:
+    """Return what a predicted step spends its time on."""
+    shown = ", ".join(f"{share} % {name}" for name, share in shares_of_step(best).items())
     shown_s = card.within_range(best)["step_time_s"]
     return say("limits", step=significant(shown_s), shares=shown)
 
@@ -128,24 +137,37 @@ def _host_memory(best: "pd.Series[Any]", experiment: Experiment, search: Search)
     return say("host_memory", host=significant(on.host_gib), lack=lack, **facts)
 
 
-def _changes(before: Experiment, after: Experiment) -> str:
-    """Return how a setting differs from another one, as in "FSDP, not compiled, micro-batch 16"."""
+def changes(before: Experiment, after: Experiment) -> list[str]:
+    """Return how a setting differs from another one, as in ["FSDP", "not compiled", "micro-batch 16"].
+
+    The accumulation follows from the micro-batch where the global batch is the same.
+    """
     first = vars(before)
     then = vars(after)
     differing = [name for name in first if first[name] != then[name]]
-    changes = []
+    named = dict.fromkeys(name for name in CHANGED if name in differing)
+    if "activation_checkpointing" in named and after.activation_checkpointing:
+        named = {_RECOMPUTED.get(name, name): None for name in named}
+    if "micro_batch_size" in named and before.global_batch_size == after.global_batch_size:
+        named.pop("grad_accum", None)
+    found = []
     if parallelism(then) != parallelism(first):
-        changes.append(parallelism(then))
-    for name in CHANGED:
-        if name in differing and labels.has_effect(then, name):
-            changes.append(labels.choice(then, name))
-    return ", ".join(changes or (f"{name} {then[name]}" for name in differing))
+        found.append(parallelism(then))
+    for name in named:
+        if labels.has_effect(then, name):
+            found.append(labels.choice(then, name))
+    return found or [f"{name} {then[name]}" for name in differing]
 
 
 def _by(worse_pct: float, question: Question) -> str:
-    """Return by how much a setting is worse than another one, as in "5.7 % slower"."""
+    """Return by how much a setting is worse than the recommended one, as in "5.7 % slower".
+
+    One that is better by no more than `RELEVANCE` counts as equal, and is less simple.
+    """
     if abs(worse_pct) < 0.05:
         return "equal"
+    if -100 * RELEVANCE <= worse_pct < 0:
+        return "equal within 2 %"
     worse, better = ("slower", "faster") if question.objective == "time" else ("worse", "better")
     return f"{abs(worse_pct):.1f} % {better if worse_pct < 0 else worse}"
 
@@ -172,17 +194,23 @@ def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:
         return say("runner_up.tight", tight=" and ".join(open_), **facts)
     if predicted.empty:
         return say("runner_up.measured", **facts)
+    doubt_pct, origin = doubt(pair, search)
+    role = "runner_up" if abs(worse) > doubt_pct else "runner_up.within"
+    return say(role, doubt=origin, **facts)
+
+
+def doubt(pair: pd.DataFrame, search: Search) -> tuple[float, str]:
+    """Return the error of the difference of two settings in per cent, and in words; one at least is predicted."""
+    of_memory = search.question.objective == "memory"
+    predicted = pair[pair["basis"] == PREDICTED]
     if len(predicted) == 2 and not of_memory:
         target = search.target
         known = ratio_errors.errors_for(target.hardware.gpu, target.link, target.calibrate)
         experiments = [search.asked[name] for name in pair.index]
-        doubt_pct, doubt = ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)
-    else:
-        figure = "peak_allocated" if of_memory else "tokens_per_s"
-        doubt_pct = predicted[f"{figure}_error_pct"].max()
-        doubt = f"the error of {doubt_pct:.1f} %"
-    role = "runner_up" if abs(worse) > doubt_pct else "runner_up.within"
-    return say(role, doubt=doubt, **facts)
+        return ratio_errors.doubt(experiments, list(pair["limited_by"] == "CPU"), known)
+    figure = "peak_allocated" if of_memory else "tokens_per_s"
+    doubt_pct = predicted[f"{figure}_error_pct"].max()
+    return doubt_pct, f"the error of {doubt_pct:.1f} %"
 
 
 def out_of_reach(search: Search) -> Sentence:
@@ -197,8 +225,8 @@ def out_of_reach(search: Search) -> Sentence:
     return say("out_of_reach", needs=", ".join(needs))
 
 
-def no_fit(search: Search, offloaded: bool = False) -> Sentence:
-    """Return that no setting fits, and what the smallest one needs."""
+def no_fit(search: Search, offloaded: bool = False, by_words: bool = False) -> Sentence:
+    """Return that no setting fits, and what the smallest one needs, by its name or in words."""
     row = search.table.loc[search.table["peak_allocated_gib"].idxmin()]
     host_gib = search.target.hardware.host_gib
     facts = {
@@ -208,7 +236,10 @@ def no_fit(search: Search, offloaded: bool = False) -> Sentence:
     if row["host_memory_gib"] > USABLE * host_gib:
         facts["host_need"] = significant(row["host_memory_gib"])
         facts["host"] = significant(host_gib)
-    smallest = {"least": row.name, "need": say("need", **facts)}
+    least = str(row.name)
+    if by_words:
+        least = labels.setting(vars(search.asked[least]))
+    smallest = {"least": least, "need": say("need", **facts)}
     if offloaded:
         return say("no_fit.offloaded", **smallest)
     if search.table["fits"].any():

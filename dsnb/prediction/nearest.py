@@ -184,6 +184,12 @@ def sentence(experiment: Experiment, gpu: GpuSpec, nodes: int) -> str:
     return f"{where}: {', '.join(parts)}"
 
 
+def in_short(experiment: Experiment, gpu: GpuSpec, nodes: int) -> str:
+    """Return the nearest run in a few words: "llama-3.1-8b on 2 H200, 3 % faster than predicted"."""
+    run = nearest(*features(experiment, gpu, nodes))
+    return f"{run.model} on {run.numbers['gpus']:g} {run.gpu}, {_difference(run)}"
+
+
 def _difference(run: MeasuredRun) -> str:
     """Return how far a run's speed was from its own prediction."""
     change_pct: Any = 100 * (run.tokens_per_s / run.predicted - 1)

@@ -19,8 +19,8 @@ from dsnb.base.formulas import planning
 from dsnb.base.formulas.memory import HALF
 from dsnb.base.formulas.model_shapes import PRESETS, local_config
 from dsnb.base.system import hardware
+from dsnb.prediction import brief, gpus
 from dsnb.prediction import candidates as built_in
-from dsnb.prediction import gpus
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
@@ -44,6 +44,7 @@ from dsnb.results.answers.decide import (
     candidates,
     decide,
 )
+from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs.labels import MEMORY, count
 from dsnb.results.runs.number_text import amount, significant
@@ -108,6 +109,7 @@ def recommend(
 def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     """Return the best of all settings for a model; with offload if nothing else fits."""
     training, assumed = _training(scope, target)
+    link = target.link
     if scope.least_gpus:
         least = smallest(training, target)
         if not least:
@@ -129,13 +131,24 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
         if result.chosen or with_offload.table["fits"].notna().any():
             search = with_offload
     more: list[Sentence] = []
+    least = 0
     if not is_cpu:
+        least = smallest(training, target)
         more.append(out_of_reach(search))
-        more.append(say("least_gpus", least=smallest(training, target) or ""))
+        more.append(say("least_gpus", least=least or ""))
     what = [*target.assumed, *assumed, *budget.assumed(asked)]
     more.append(say("assumed", what="; ".join(what)))
     more = [sentence for sentence in more if sentence]
-    return _answer(search, result, more, offloaded=True)
+    given = {
+        "gpu": target.gpu,
+        "gpus": scope.gpus or scope.least_gpus,
+        "link": target.link == link,
+        "seq_len": scope.seq_len,
+        "global_batch": scope.global_batch,
+        "tokens": budget.tokens,
+    }
+    names = [name for name, value in given.items() if not value]
+    return _answer(search, result, more, offloaded=True, assumed=names, least_gpus=least)
 
 
 def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
@@ -233,21 +246,37 @@ def _search(
 
 def _among(search: Search, result: SearchResult, assumed: Sequence[Sentence]) -> Answer:
     """Return the answer of a search among given settings."""
+    names = ["tokens"] if assumed else []
+    if not search.target.gpu:
+        names.insert(0, "gpu")
     if not result.chosen:
         assumed = []
-    return _answer(search, result, [say("assumed", what=what) for what in assumed])
+    sentences = [say("assumed", what=what) for what in assumed]
+    return _answer(search, result, sentences, assumed=names)
 
 
 def _answer(
-    search: Search, result: SearchResult, more: Iterable[Sentence], offloaded: bool = False
+    search: Search,
+    result: SearchResult,
+    more: Iterable[Sentence],
+    offloaded: bool = False,
+    assumed: Sequence[str] = (),
+    least_gpus: int = 0,
 ) -> Answer:
-    """Return the answer of a search; `offloaded` says that offload was considered, too."""
+    """Return the answer of a search; `offloaded` says that offload was considered, too.
+
+    `assumed` are the arguments that were not given, and `least_gpus` is the smallest power of two
+    of GPUs that fits, if that is known.
+    """
     title = tasks(settings_of(list(search.asked.values())[:1]))[0].title
     calibrated = search.target.hardware.loop
     if calibrated:
         more = [calibrated.sentence, *more]
+    lines = tuple(brief.lines(search, result, assumed, least_gpus, offloaded))
     if not result.chosen:
-        return Answer(title, search.table.head(0), (no_fit(search, offloaded), *more))
+        sentences = (no_fit(search, offloaded), *more)
+        table = search.table.head(0)
+        return Answer(title, table, sentences, lines=lines, assumed=tuple(assumed))
     options = result.options
     ranked = options.loc[result.chosen]
     column = search.question.column
@@ -266,7 +295,8 @@ def _answer(
     to_try = dict.fromkeys([*result.chosen, *options.index[:MAX_TRIED]])
     experiments = tuple(search.asked[name] for name in to_try)
     sentences = (*explanation(search, result), *more)
-    return Answer(title, table.reset_index(drop=True), sentences, experiments)
+    table = table.reset_index(drop=True)
+    return Answer(title, table, sentences, experiments, lines=lines, assumed=tuple(assumed))
 
 
 def held_by_host(asked: Sequence[Experiment]) -> list[Experiment]:
@@ -439,7 +469,9 @@ def forecast(
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
         table = table.loc[order.sort_values(kind="stable").index, FORECAST]
         sentences = (fitting, *answer.sentences)
-        answers.append(replace(answer, table=table.reset_index(drop=True), sentences=sentences))
+        lines = (*answer.lines, note(fitting))
+        table = table.reset_index(drop=True)
+        answers.append(replace(answer, table=table, sentences=sentences, lines=lines))
     notes = [say("refused", reason=reason) for reason in dict.fromkeys(refused)]
     if is_calibrated:
         notes.append(say("calibrated", settings=timed, gpu=target.hardware.gpu.name))

@@ -115,27 +115,43 @@ def runs():
 
 def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_above(runs):
     ((title, table, _),) = summary_table.blocks(runs)
-    assert (
-        title
-        == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, in every name: gpus1_bs32_sl128_stdlib"
-    )
-    order = [name[2:].removesuffix(" !") for name in table.index]
-    assert len(set(order)) == 12  # four stages in three precisions
-    medians = runs.groupby("experiment")["tokens_per_s"].median()
-    rates = [medians[f"{name}_gpus1_bs32_sl128_stdlib"] for name in order]
+    assert title == "gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, all micro-batch 32"
+    assert len(set(table.index)) == 12  # four stages in three precisions
+    medians = runs.groupby(["zero_stage", "precision"])["tokens_per_s"].median()
+    medians.index = [f"ZeRO {stage:.0f}, {precision}" for stage, precision in medians.index]
+    rates = [medians[name] for name in table.index]
     assert rates == sorted(rates, reverse=True)
     assert all(
         re.fullmatch(r"[\d,]+ to [\d,]+", text) for text in table["tokens/s"]
     )  # three runs each
-    assert [name.startswith("* ") for name in table.index] == [True] + [False] * 11
+    assert [mark.startswith("*") for mark in table[""]] == [True] + [False] * 11
     worst = f"{100 * (medians.min() / medians.max() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
     assert list(table["vs best"].iloc[[0, -1]]) == ["best", worst]
 
 
 def test_names_that_would_clash_stay_whole():
-    assert summary_table.short_names(["a_x", "a_y"]) == ("a", ["x", "y"])
+    assert summary_table.short_names(["a_x", "a_y"], "_") == ("a", ["x", "y"])
     for names in (["a_x", "a"], ["a_b_c", "c_a_b", "a_b_c_d"], ["a_x"]):
-        assert summary_table.short_names(names) == ("", names)
+        assert summary_table.short_names(names, "_") == ("", names)
+
+
+def test_settings_whose_words_are_equal_or_unknown_keep_their_names():
+    runs = pd.DataFrame({"experiment": list("abcd"), "micro_batch_size": [8, 8, 4, None]})
+    assert list(summary_table.in_words(runs)["experiment"]) == ["a", "b", "micro-batch 4", "d"]
+    on_two = runs.assign(gpus=[1, 2, 2, 2], gpu_name="H200")
+    words = ["micro-batch 8, 1 GPU", "micro-batch 8, 2 GPUs", "micro-batch 4, 2 GPUs", "d"]
+    assert list(summary_table.in_words(on_two)["experiment"]) == words
+
+
+def test_a_summary_wraps_its_last_column_alone(runs, capsys, monkeypatch):
+    shown = {}
+    for width in (100, 80):
+        monkeypatch.setattr("dsnb.cli.printing.table_width", lambda width=width: width)
+        print_summary(runs.assign(compile="default"), Format.table)
+        shown[width] = capsys.readouterr().out.split("* fastest")[0]
+        assert max(map(len, shown[width].splitlines())) <= width
+    assert shown[80].split() == shown[100].split()
+    assert "peak GiB" in shown[80]
 
 
 def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
@@ -147,14 +163,14 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     runs.loc[worst, ["status", "cause"]] = ["oom", "[red]no room[/]\x1b[31m"]
     ((_, table, _),) = summary_table.blocks(runs)
     assert table["runs"].iloc[-1] == f"0, {worst.sum()} not ok"
-    assert set(table.iloc[-1, 1:]) == {""}
+    assert set(table.drop(columns="runs").iloc[-1]) == {""}
     bad = pd.concat(
         [runs[worst].iloc[:1].assign(experiment=f"zs{stage}", repeat=1) for stage in range(5)]
     )
     print_summary(bad, Format.table)
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
-    causes = [f"not ok: zs{stage} run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
+    causes = [f"not ok: zs{stage}, run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
     assert shown.splitlines()[-4:] == [*causes, "not ok: 2 more; `dsnb report` lists every cause"]
 
 
@@ -168,9 +184,11 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs):
     calm["tokens_per_s"] = calm.groupby("experiment")["tokens_per_s"].transform("median")
     odd = calm.assign(recompilations=[2, *[0] * 35])
     ((_, table, lines),) = summary_table.blocks(odd)
-    name = odd["experiment"].iloc[0]
-    assert [name.startswith(each[2:-2]) for each in table.index if each.endswith(" !")] == [True]
-    assert lines == [FASTEST, f"! {name} run 1: 2 graphs compiled during the timed steps"]
+    first = odd.iloc[0]
+    name = f"ZeRO {first['zero_stage']:.0f}, {first['precision']}"
+    assert list(table.index[table[""].str.endswith("!")]) == [name]
+    graphs = "2 graphs compiled during the timed steps"
+    assert lines == [FASTEST, f"! {name}, micro-batch 32, run 1: {graphs}"]
     ((_, _, lines),) = summary_table.blocks(calm.assign(recompilations=1))
     assert lines[-1] == "! and 28 more runs: see the report"
 
@@ -178,7 +196,8 @@ def test_unusual_runs_have_a_mark_and_a_footnote(runs):
 def test_unstable_settings_are_last_not_ranked_and_explained():
     runs = runs_of(zs0=[21097.0, 2296.0], zs1=[9000.0, 9100.0], zs2=[8000.0, 8200.0])
     ((_, table, lines),) = summary_table.blocks(runs.assign(model="gpt2", gpus=1, device="cpu"))
-    assert list(table.index) == ["* zs1", "  zs2", "  zs0 !"]
+    assert list(table.index) == ["zs1", "zs2", "zs0"]
+    assert list(table[""]) == ["*", "", "!"]
     assert list(table["vs best"]) == [
         "best",
         "\N{MINUS SIGN}10.5 %",

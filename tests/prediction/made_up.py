@@ -1,13 +1,17 @@
 """A trace of a small made-up model, for tests that need no torch, made-up runs, and the predicted step of a setting."""
 
+import math
 from dataclasses import replace
 
 import pandas as pd
 
 from dsnb.prediction import predict, recommend, search, traces
 from dsnb.prediction.calibration import measured
+from dsnb.prediction.search import Search
 from dsnb.prediction.step_time import step_times
+from dsnb.prediction.target import Target
 from dsnb.prediction.traces import ELEMENTS, MemoryTrace
+from dsnb.results.answers.decide import Question
 from dsnb.settings.experiment import Experiment
 
 MIB = 2.0**20
@@ -38,6 +42,15 @@ def given(**settings):
     return Experiment(
         **{"model": "opt-1.3b", "precision": "bf16", "seq_len": 2048, "device": "cuda", **settings}
     )
+
+
+def searching(asked, rates, objective="time", link="nvlink", **figures):
+    """Return a search whose settings have these tokens/s and figures."""
+    found = Search(asked, Target("H200", link), Question(1e9, objective, max_days=math.inf))
+    found.trace(list(found.asked))
+    usual = {"fits": True, "tight": False, "memory_gib": 50.0, "peak_allocated_gib": 50.0}
+    found.table = found.table.assign(tokens_per_s=rates, **{**usual, **figures})
+    return found
 
 
 def trace_nothing(monkeypatch):

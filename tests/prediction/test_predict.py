@@ -223,8 +223,9 @@ def test_the_command_line_prints_the_same(run):
     assert fits == [True, False], "what fits comes first, however slow it is"
     code, out, _ = run("recommend", "--objective", "memory")
     title, first, *_ = out.splitlines()
-    assert (code, title) == (0, "opt-1.3b, sequence 2048:")
-    assert first.startswith("Train with ZeRO ")
+    assert code == 0
+    assert title.startswith("opt-1.3b on 8 H200: 26 billion tokens, ")
+    assert first.startswith("Train with  ZeRO ")
     code, _, err = run("recommend", "--objective", "fame")
     assert code == 1
     assert err.startswith("error: objective is 'fame'")
@@ -233,12 +234,14 @@ def test_the_command_line_prints_the_same(run):
 def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(run):
     words = "fragmentation can need more memory than is predicted"
     for command, allocator in (
-        ("predict", "expandable"),
-        ("predict", "default"),
-        ("recommend", "default"),
+        (["predict"], "expandable"),
+        (["predict"], "default"),
+        (["recommend", "--why"], "default"),
     ):
-        _, out, _ = run(command, "--set", f"allocator={allocator}")
+        _, out, _ = run(*command, "--set", f"allocator={allocator}")
         assert (words in " ".join(out.split())) == (allocator == "default")
+    _, out, _ = run("recommend", "--set", "allocator=default")
+    assert "not run: torch's default allocator can need more memory" in " ".join(out.split())
 
 
 OFFLOADED = """
@@ -261,8 +264,11 @@ def test_offload_is_told_with_the_host_memory_that_it_needs(run):
         (row,) = [line for line in out.splitlines() if line.startswith("opt-1.3b_zs2")]
         assert f" {fits} " in row
     _, out, _ = run("recommend", params=OFFLOADED)
+    assert "GiB left; 31.5 GiB of host memory\n" in out
+    assert "the memory of the host is unknown (--host-memory)" in " ".join(out.split())
+    _, out, _ = run("recommend", "--why", params=OFFLOADED)
     assert "offload needs 31.5 GiB; whether there is as much is unknown" in " ".join(out.split())
-    _, out, _ = run("recommend", "--host-memory", "64", params=OFFLOADED)
+    _, out, _ = run("recommend", "--why", "--host-memory", "64", params=OFFLOADED)
     assert "offload needs 31.5 GiB, and a host has 64 GiB." in " ".join(out.split())
     code, _, err = run("recommend", "--host-memory", "32", params=OFFLOADED)
     assert code == 1
@@ -272,9 +278,11 @@ def test_offload_is_told_with_the_host_memory_that_it_needs(run):
 def test_the_command_line_answers_for_each_task(run):
     params = PARAMS.replace("grid: {", "grid: {model: [opt-1.3b, opt-350m], ")
     code, out, _ = run("recommend", params=params)
-    titles = [line for line in out.splitlines() if line.endswith("sequence 2048:")]
-    assert (code, titles) == (0, ["opt-1.3b, sequence 2048:", "opt-350m, sequence 2048:"])
-    first, second = out.split("\n\n")
+    titles = [line.split(":")[0] for line in out.splitlines() if " a step *" in line]
+    assert (code, titles) == (0, ["opt-1.3b on 8 H200", "opt-350m on 8 H200"])
+    assert out.endswith("\n* assumed: --gpu, --tokens. Next: --why, --all\n")
+    _, out, _ = run("recommend", "--all", params=params)
+    *_, first, second = out.split("\n\n")
     assert "opt-350m_" not in first
     assert "opt-1.3b_" not in second
     code, out, err = run("recommend", "--format", "json", params=params)

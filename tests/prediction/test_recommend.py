@@ -1,5 +1,6 @@
 """Recommendations with a made-up trace: what is predicted, measured runs in its place, how sure it is, refusals."""
 
+import html
 import re
 from types import SimpleNamespace
 
@@ -60,6 +61,20 @@ def test_the_best_that_fits_is_recommended_with_its_alternatives():
     assert least["peak_allocated_gib"].iloc[0] == everything["peak_allocated_gib"].min()
     cheapest = dsnb.recommend(asked, "H200", objective="cost", price=2.0).table
     assert cheapest["cost"].iloc[0] == everything["gpu_hours"].min() * 2.0
+
+
+def test_an_answer_has_ten_lines_and_a_card_of_the_same_cells():
+    found = dsnb.recommend("opt-1.3b", "H200", gpus=8)
+    shown = found.text().splitlines()
+    assert len(shown) == 9, "and the options that go on"
+    assert max(map(len, shown)) <= 100
+    assert not [name for name in found.table["experiment"] if name in found.text()]
+    card, _, reasons = found._repr_html_().partition("<details>")
+    cells = html.unescape(re.sub(r"<[^>]+>", " ", card)).split()
+    assert cells == str(found).split()
+    assert cells[: len(found.text().split())] == found.text().split()
+    assert all(sentence.html() in reasons for sentence in found.sentences)
+    assert found.assumed == ("seq_len", "global_batch", "tokens")
 
 
 def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monkeypatch):

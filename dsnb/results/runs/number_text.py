@@ -70,6 +70,19 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
     return f"{text} {noun}s"
 
 
+def duration_within(hours: float, low_hours: float, high_hours: float) -> tuple[str, str]:
+    """Return hours in their largest unit, and their range in the same unit: ("14.6 hours", "13 to 16")."""
+    size, noun = next((unit for unit in HOURS if hours >= unit[0]), HOURS[-1])
+    text = significant(hours / size)
+    plural = "s"
+    if text == "1":
+        plural = ""
+    within = ""
+    if low_hours < high_hours:
+        within = span(low_hours / size, high_hours / size)
+    return f"{text} {noun}{plural}", within
+
+
 def amount(tokens: float) -> str:
     """Return a number of tokens in words, as in "100 billion"."""
     size, word = next((unit for unit in SIZES if tokens >= unit[0]), SIZES[-1])

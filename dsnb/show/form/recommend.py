@@ -18,7 +18,9 @@ from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.recommend import Scope
 from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
 from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import Sentence, say
+from dsnb.results.runs import labels
 from dsnb.results.statistics.comparisons import differences
 from dsnb.settings import flat_keys, programs
 from dsnb.settings.exchange import files
@@ -107,7 +109,8 @@ def recommend(
     Returns
     -------
     Answer
-        `sentences` say what to train with, why, and how sure that is; a notebook shows them. `table` has the best
+        Ten lines, as text (`print`, `text`) and in a notebook: what to train with, time, speed and memory with their
+        ranges, and alternatives. `sentences` give the reasons. `table` has the best
         setting and three alternatives, of other kinds where there are some, in the columns of `dsnb.predict`, and
         `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty if a model does not
         fit with any setting. `experiments` has the settings, and further ones that fit.
@@ -128,8 +131,9 @@ def recommend(
     >>> answer.experiments[0].zero_stage
     3
     >>> print(answer)
-    Train with ZeRO 3, bf16, micro-batch 8 (predicted) on 8 H200, ... tokens/s ...
-    A step takes ...
+    opt-13b on 8 H200: 260 billion tokens, 64 sequences of ... a step *
+    Train with  ZeRO 3, bf16, micro-batch 8
+      time ...
     Assumed: 260 billion tokens, 20 per parameter.
     """
     scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
@@ -225,9 +229,17 @@ def _measured(
     measuring = Measuring(folder, target.hardware, settings, measurement.minutes)
     runs, end = decide_by_runs(measuring, number, following)
     answer, sentences = _by_runs(measuring, runs, target, budget)
-    sentences.insert(0, say("measured", runs=len(runs), settings=len(measuring.started), end=end))
+    decided = say("measured", runs=len(runs), settings=len(measuring.started), end=end)
     kept = [sentence for sentence in answer.sentences if sentence.role not in REPLACED]
-    return replace(answer, task=first.task, sentences=(*kept, *sentences), folder=folder)
+    basis = {"measured": note(decided)}
+    return replace(
+        answer,
+        task=first.task,
+        sentences=(*kept, decided, *sentences),
+        folder=folder,
+        lines=tuple(basis.get(one.role, one) for one in answer.lines),
+        assumed=first.assumed,
+    )
 
 
 def _this_machine(target: Target) -> Target:
@@ -334,7 +346,7 @@ def write(folder: str | Path, answer: Answer) -> list[str]:
         files.remove(place)  # that of an earlier recommendation
     for place, other in zip(places, others, strict=False):
         files.write(other, place)
-        sentences.append(f"Written: {place}, the same for {other.name_with_model}")
+        sentences.append(f"Written: {place}, the same for {labels.setting(vars(other))}")
     return [*sentences, *_left_out(params.parent, best)]
 
 
