@@ -35,6 +35,11 @@ def significant(value: float, digits: int = 3) -> str:
     return (whole + point + decimals.rstrip("0")).rstrip(".")
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """Return a number rounded to significant digits, before the point as well: 0.0457, 26, 409,000."""
+    return significant(float(f"{value:.{digits}g}"), digits)
+
+
 def fixed(value: float, places: int = 0) -> str:
     """Return a number with a fixed number of decimal places and thousands separators, halves away from zero."""
     if math.isnan(value):
@@ -57,11 +62,16 @@ def signed(size: float, unit: str = "%", plus: str = "+") -> str:
     return f"{text} {unit}".rstrip()
 
 
+def unit_of_time(hours: float) -> tuple[float, str]:
+    """Return the largest unit of time of which there is at least one: its hours and its name."""
+    return next((unit for unit in HOURS if hours >= unit[0]), HOURS[-1])
+
+
 def duration(low_hours: float, high_hours: float | None = None) -> str:
     """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
     if high_hours is None:
         high_hours = low_hours
-    size, noun = next((unit for unit in HOURS if high_hours >= unit[0]), HOURS[-1])
+    size, noun = unit_of_time(high_hours)
     text = significant(high_hours / size)
     if low_hours < high_hours:
         text = span(low_hours / size, high_hours / size)
@@ -72,8 +82,8 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
 
 def duration_within(hours: float, low_hours: float, high_hours: float) -> tuple[str, str]:
     """Return hours in their largest unit, and their range in the same unit: ("14.6 hours", "13 to 16")."""
-    size, noun = next((unit for unit in HOURS if hours >= unit[0]), HOURS[-1])
-    text = significant(hours / size)
+    size, noun = unit_of_time(hours)
+    text = rounded(hours / size)
     plural = "s"
     if text == "1":
         plural = ""
