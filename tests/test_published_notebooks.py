@@ -1,6 +1,7 @@
 """The notebooks on published runs: their cells run, they have their figures, and their sentences hold."""
 
 import re
+from dataclasses import replace
 from unittest import mock
 from urllib.parse import unquote
 
@@ -26,6 +27,22 @@ def test_the_form_starts_nothing_by_itself(tmp_path):
     assert "20 runs: 5 experiments x 4" in text
     assert "DDP shards nothing" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_notebook_answers_for_a_model_and_gpu_and_draws_the_answer(tmp_path, monkeypatch):
+    keep_traces(monkeypatch, tmp_path / "cache")
+    names = {}
+    text = "".join(run_cells("0_start", names, model="gpt2", gpu="H100", gpus=2, price=2.5))
+    assert "gpt2 on 2 H100" in text
+    assert "at $2.50 a GPU-hour" in text
+    settings = names["answer"].settings
+    assert settings[0] in text
+    assert [label.get_text() for label in names["axes"][0, 0].get_yticklabels()] == settings
+    plt.close("all")
+    unfit = replace(names["answer"], table=names["answer"].table.head(0))
+    monkeypatch.setattr(dsnb, "recommend", lambda *_, **__: unfit, raising=False)
+    run_cells("0_start", model="gpt2")
+    assert plt.get_fignums() == []
 
 
 def test_scaling_of_published_data_alone():
