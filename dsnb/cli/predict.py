@@ -27,7 +27,7 @@ LinkName = Annotated[
     str,
     option(
         "LINK",
-        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.",
+        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node.",
         default=True,
     ),
 ]
