@@ -26,6 +26,8 @@ COMMANDS = {
     "--set frozen_weights=nf4",
     "asked_moe": "qwen3-30b-a3b --gpu H100 --gpus 8",
     "asked_pcie": "llama-3.2-1b --gpu 4090 --gpus 4 --link pcie",
+    "asked_64": "llama-3.1-70b --gpu H100 --gpus 64 --link ib:400 --tokens 300B",
+    "asked_language": "qwen3-8b --gpu H100 --least-gpus",
     "asked_a100": "llama-3.1-8b --gpu A100 --gpus 8",
     "asked_h100": "llama-3.1-8b --gpu H100 --gpus 8",
     "asked_b200": "llama-3.1-8b --gpu B200 --gpus 8",

@@ -44,10 +44,12 @@ def test_texts_say_no_more_than_the_data():
 def test_all_named_settings_are_used():
     texts = "".join(page.read_text() for page in figures.texts())
     named = [name for _, settings in measured.DATA.values() for name in settings]
-    named += measured.SLOW_SOURCES
     assert [name for name in named if not re.search(rf"(figure: |/ ){name}\.", texts)] == []
     written = set(re.findall(r"<!-- table: ([\w-]+) -->", texts))
     assert written == {*measured.TABLES, *measured.SLOW_TABLES}
+    in_figures = {name for name in asked.COMMANDS if f"figure: {name}." in texts}
+    in_tables = {name for name in asked.COMMANDS if name.replace("asked_", "answer-") in written}
+    assert in_figures | in_tables == set(asked.COMMANDS)
 
 
 def test_commands_of_predicted_figures_are_on_a_page():
