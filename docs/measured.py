@@ -41,7 +41,6 @@ DATA_SETS = ROOT / "dsnb" / "results" / "literature" / "README.md"
 PREDICTION = ROOT / "docs" / "explanation" / "prediction.md"
 MEMORY = ROOT / "docs" / "explanation" / "prediction_memory.md"
 BARS = ROOT / "benchmarks" / "h200_bars.csv"
-HOST_TIME = ROOT / "benchmarks" / "host_time.csv"
 
 WHOLE = [
     "speed",
@@ -202,7 +201,9 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
 }
 """The sources of figures: each returns figures by field."""
 
-SLOW_SOURCES = {name: partial(asked.recommended, name) for name in asked.COMMANDS}
+SLOW_SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
+    name: partial(asked.recommended, name) for name in asked.COMMANDS
+}
 """Sources that trace models: `python -m docs.figures slow` writes their figures."""
 
 Rows = Callable[[], Iterable[str]]
@@ -339,25 +340,14 @@ def of_others() -> pd.DataFrame:
 
 
 def host_time_table() -> list[str]:
-    """Return the host's time for a step of 12 blocks of GPT-2 medium, in launches, by strategy."""
-    measured = pd.read_csv(HOST_TIME, index_col=["model", "setting"]).loc["gpt2-medium"]
+    """Return the host's time for a step in launches, by strategy."""
     rows = ["| | forward | backward | optimizer | a step |", "|---|---|---|---|---|"]
-    for setting, title in HOST_TIMES.items():
-        parts = measured.loc[setting, ["forward", "backward", "optimizer"]]
+    for title, parts in pictures.host_times().iterrows():
         cells = " | ".join(f"{launches:,.0f}" for launches in [*parts, parts.sum()])
         rows.append(f"| {title} | {cells} |")
     return rows
 
 
-HOST_TIMES = {
-    "plain": "plain loop under autocast",
-    "ZeRO 0 autocast": "ZeRO 0 under autocast",
-    "ZeRO 0": "ZeRO 0, native bf16",
-    "ZeRO 1": "ZeRO 1, native bf16",
-    "ZeRO 2": "ZeRO 2, native bf16",
-    "ZeRO 3": "ZeRO 3, native bf16",
-}
-"""Setting of `benchmarks/host_time.csv` -> its name in a text."""
 TABLES: dict[str, Rows] = {
     "host-time": host_time_table,
     "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],

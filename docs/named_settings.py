@@ -105,7 +105,7 @@ NEW_SETTINGS = {
     "bits_32": f"{FEW_BITS} and sweep == 'adamw_8bit' and optimizer == 'adamw'",
     "bits_16": f"{FEW_BITS} and sweep == 'pure_bf16' and mixed_precision == 'none'",
     "bits_8": f"{FEW_BITS} and optimizer == 'adamw-8bit' and mixed_precision == 'native'",
-    "qlora": "frozen_weights == 'nf4' and compile == 'default'",
+    "qlora_8b": "frozen_weights == 'nf4' and compile == 'default'",
     "four_fsdp": f"{FOUR} and strategy == 'fsdp'",
     "four_zero1": f"{FOUR} and zero_stage == 1",
     "four_zero3": f"{FOUR} and zero_stage == 3 and micro_batch_size == 2",
