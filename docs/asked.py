@@ -55,6 +55,8 @@ def recommended(name: str) -> Mapping[str, float]:
     """Return the figures of the setting that a command recommends."""
     [best, *_] = json.loads(_run(name, "--format", "json"))
     found = {field: float(best[column] or "nan") for field, column in COLUMNS.items()}
+    for speed in ("speed", "low", "high"):
+        found[speed] = float(f"{found[speed]:.3g}")  # the digits of the printed answer
     found["gpus"] = float(re.findall(r"gpus(\d+)", best["experiment"])[0])
     found["error"] = found["gib"] * best["peak_allocated_error_pct"] / 100
     found["mfu"] = 100 * best["mfu"]

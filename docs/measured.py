@@ -66,7 +66,7 @@ FORMATS = {
     **dict.fromkeys(WHOLE, ",.0f"),
     **dict.fromkeys(TENTHS, ".1f"),
     **dict.fromkeys(("zero_1", "zero_2", "zero_3"), ".2f"),
-    "tasks": ".0f",
+    **dict.fromkeys(("tasks", "own", "others"), ".0f"),
 }
 """The usual format of a figure, by its field."""
 
@@ -195,6 +195,7 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "h100": partial(data_set, "h100"),
     "published": published_benchmarks,
     "fit": lambda: {"settings": FITTED_SETTINGS},
+    "within_a_quarter": pictures.within_a_quarter,
     **{f"network_{name}": partial(network, name) for name in map(str, pictures.NETWORKS)},
     "network_one_node": partial(network, "one node"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},

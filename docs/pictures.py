@@ -130,6 +130,14 @@ def host_time() -> Picture:
     return Picture(draw, "The host's time for a step of GPT-2 medium with 12 blocks, by strategy")
 
 
+def within_a_quarter() -> dict[str, float]:
+    """Return the share (%) of settings whose speed is within 25 % of the predicted one."""
+    runs = pd.read_csv(MEASURED)
+    ratio = runs["tokens_per_s"] / runs["predicted"]
+    shares = 100 * ratio.between(1 / 1.25, 1.25).groupby(runs["is_own"]).mean()
+    return {"own": shares[1], "others": shares[0]}
+
+
 def predicted() -> Picture:
     """Draw the measured speed of every setting beside its prediction."""
     runs = pd.read_csv(MEASURED)

@@ -24,3 +24,10 @@ def test_every_measured_setting_is_a_point():
     runs = pd.read_csv(pictures.MEASURED)
     axis = pictures.predicted().figure.axes[0]
     assert sum(len(points.get_offsets()) for points in axis.collections) == len(runs)
+
+
+def test_shares_within_a_quarter_are_of_factors(tmp_path, monkeypatch):
+    table = "is_own,tokens_per_s,predicted\n1,80,100\n1,79,100\n0,125,100\n0,126,100\n0,100,100\n0,1,100\n"
+    (tmp_path / "runs.csv").write_text(table)
+    monkeypatch.setattr(pictures, "MEASURED", tmp_path / "runs.csv")
+    assert pictures.within_a_quarter() == {"own": 50.0, "others": 50.0}
