@@ -56,6 +56,17 @@ def parse_tokens(text: str) -> float:
         ) from error
 
 
+def parse_price(text: str) -> tuple[str, float]:
+    """Return a GPU and its price, written as `H100=2.50`, or as `2.50` for all others."""
+    name, _, number = text.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text[:50]!r}: write a price such as 2.50, or H100=2.50"
+        ) from error
+
+
 Tokens = Annotated[
     float | None,
     option(
@@ -136,14 +147,25 @@ def recommend(
         ),
     ],
     gpu: Annotated[
-        str,
-        option("NAME", "GPU, such as H100, or a CSV file.", default="of this machine, or H200"),
-    ] = "",
+        list[str] | None,
+        option(
+            "NAME",
+            "GPU, such as H100, or a CSV file; given several times, GPUs are compared.",
+            default="of this machine, or H200",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")
     ] = None,
     tokens: Tokens = None,
-    price: Price = None,
+    price: Annotated[
+        list[Any] | None,
+        option(
+            "[NAME=]NUMBER",
+            "Price of a GPU-hour, for the cost; with a name, that of one GPU.",
+            parser=parse_price,
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None, option("NUMBER", "Tokens per sequence.", default="the model's, up to 4096")
     ] = None,
@@ -209,22 +231,28 @@ def recommend(
     continues.
     """
     from dsnb.prediction.recommend import Scope
-    from dsnb.prediction.target import Budget, Target
+    from dsnb.prediction.target import Target, budgets
     from dsnb.show.form import recommend as form
 
     fixed = parse_overrides(set_ or [])
     if is_params(target):  # names the settings that are left out
-        _experiments(target, gpus, fixed, gpu or "H200", link, verbose)
+        _experiments(target, gpus, fixed, (gpu or ["H200"])[0], link, verbose)
     else:
         from dsnb.prediction import traces
 
         say(f"comparing settings for {target}", err=True)
         traces.start(str(target))
     scope = Scope(str(target), gpus, seq_len, global_batch, fixed, least_gpus)
-    on = Target(gpu, link, _measured(calibrate), host_memory)
-    budget = Budget(tokens, price, currency, objective)
+    runs = _measured(calibrate)
+    targets = [Target(name, link, runs, host_memory) for name in gpu or [""]]
+    costs = budgets(targets, dict(price or []), tokens, currency, objective)
+    on = targets[0]
+    is_one = len(targets) == 1
+    if write and not is_one:
+        raise SettingsError("write is for one GPU: give --gpu once")
+    measurement = form.Measurement(measure, minutes, output)
     try:
-        answers = form.answers(scope, on, budget, form.Measurement(measure, minutes, output))
+        answers = form.on_gpus(scope, targets, costs, measurement)
     except KeyboardInterrupt:
         kept = ""
         if measure:
@@ -237,8 +265,8 @@ def recommend(
     if all_ or format_ is not Format.table:
         _show_tables(answers, format_, currency)
     fits = [answer for answer in answers if len(answer.table)]
-    given = {"--why": why, "--all": all_ or format_ is not Format.table or not fits}
-    if len(answers) == len(fits) == 1:
+    given = {"--why": why or not is_one, "--all": all_ or format_ is not Format.table or not fits}
+    if is_one and len(answers) == len(fits) == 1:
         measuring = "--measure 3" if on.installed else "there: --measure 3"
         given |= {"--write plan": bool(write), measuring: bool(measure)}
     _print_next(answers[0].assumed, given, format_.is_data)
@@ -396,6 +424,8 @@ def _show(
 
     numbers = table.set_index("experiment")
     texts = predicted_figures(numbers, currency)
+    if "gpu" in numbers:
+        texts.insert(0, "GPU", numbers["gpus"].astype(str) + " " + numbers["gpu"])
     if gpu and not format_.is_data:
         spec = gpus.find(gpu)
         left = (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()
