@@ -72,16 +72,15 @@ def _row(row: Mapping[str, Any], remarks: Sequence[str], currency: str) -> Line:
     if is_tight(row):
         least = LEAST
         times = ""
-    cost = significant(row["cost"])
-    if cost:
-        cost = f"{least}{currency}{cost}"
+    spent = f"{significant(row['gpu_hours'])} GPU-hours"
+    if row["cost"] > 0:
+        spent = f"{currency}{significant(row['cost'])}"
     return line(
         "gpu",
         place=f"{row['gpus']} {row['gpu']}",
         time=f"{least}{time}",
         times=times,
-        hours=f"{least}{significant(row['gpu_hours'])}",
-        cost=cost,
+        spent=f"{least}{spent}",
         memory=significant(row["peak_allocated_gib"]),
         room=significant(row["peak_allocated_gib"] + row["headroom_gib"]),
         remarks=", ".join(remarks),
