@@ -85,7 +85,7 @@ EXAMPLE_PRICES = {
     "L40S": 0.90,
     "RTX 4090": 0.40,
 }
-"""Prices of a GPU-hour for examples; nobody offered them."""
+"""Prices of a GPU-hour for examples, not offers."""
 RENTED = "llama-3.1-8b"
 
 
@@ -115,18 +115,19 @@ def fine_tuning() -> Iterator[str]:
         on_cards = {card: _predicted(settings, card) for card in CARDS}
         cells = []
         for place in range(len(settings)):
-            cells.append(_smallest(on_cards, place))
+            memory, card = _smallest(on_cards, place)
+            cells.append(f"{memory} GiB ({card})")
         hub_name = PRESETS[model].hub_id or model
         yield _row([hub_name.rpartition("/")[2], *cells])
 
 
-def _smallest(on_cards: Mapping[str, pd.DataFrame], place: int) -> str:
+def _smallest(on_cards: Mapping[str, pd.DataFrame], place: int) -> tuple[str, str]:
     """Return the memory of a setting and the smallest card on which it fits with room for what torch reserves."""
     for card, table in on_cards.items():
         row = table.iloc[place]
         if row["fits"] and not row["tight"]:
-            return f"{significant(row['peak_allocated_gib'])} GiB: {SIZES[card]}"
-    return f"{significant(row['peak_allocated_gib'])} GiB: more"
+            return significant(row["peak_allocated_gib"]), SIZES[card]
+    return significant(row["peak_allocated_gib"]), "more"
 
 
 def lengths() -> Iterator[str]:
@@ -151,7 +152,7 @@ def small_gpus() -> Iterator[str]:
     on_cards = {card: _predicted(settings, card) for card in SMALL_CARDS}
     speeds = on_cards["RTX 4090"]["tokens_per_s"]
     for place, (words, _) in enumerate(STEPS):
-        memory, _, card = _smallest(on_cards, place).partition(" GiB: ")
+        memory, card = _smallest(on_cards, place)
         yield _row([words, memory, f"{100 * speeds[place] / speeds[0]:.0f} %", card])
 
 
