@@ -12,7 +12,7 @@ from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import is_tight
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
-from dsnb.results.runs.number_text import duration_within, significant
+from dsnb.results.runs.number_text import duration_within, rounded, significant
 
 COLUMNS = {"days": "days", "tokens_per_s": "days", "memory": "peak_allocated_gib", "cost": "cost"}
 """Objective of `dsnb.recommend` -> the column that orders GPUs, the smallest value first."""
@@ -72,7 +72,7 @@ def _row(row: Mapping[str, Any], remarks: Sequence[str], currency: str) -> Line:
     if is_tight(row):
         least = LEAST
         times = ""
-    spent = f"{significant(row['gpu_hours'])} GPU-hours"
+    spent = f"{rounded(row['gpu_hours'])} GPU-hours"
     if row["cost"] > 0:
         spent = f"{currency}{significant(row['cost'])}"
     return line(
