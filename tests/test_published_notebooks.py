@@ -101,7 +101,7 @@ def test_memory_of_published_data_and_of_your_runs(tmp_path):
         "50_memory", runs_dir=str(tmp_path / "mine"), published=["bigscience_1b3"], **chosen
     )
     assert len(pictures(shown)) == 4
-    assert "checkpointing off → checkpointing on" in "".join(shown)
+    assert "nothing recomputed → blocks recomputed" in "".join(shown)
 
 
 @pytest.fixture(scope="module")

@@ -277,7 +277,7 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     """
     node_gpus = max(1, experiment.gpus // link.nodes(experiment))
     split = experiment.tensor_parallel
-    network = link.network_gb_per_s * 1e9
+    network = link.of_gpu_gb_per_s(node_gpus) * 1e9
 
     is_one_node = split * experiment.data_parallel * experiment.pipeline_parallel <= node_gpus
     bandwidths = {

@@ -234,7 +234,7 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
         ),
         (
             {"strategy": "fsdp", "activation_checkpointing": True, "checkpoint_every": 2},
-            "FSDP, bf16, checkpointing",
+            "FSDP, bf16, one block in two recomputed, micro-batch 8",
         ),
         (
             {"tensor_parallel": 2, "pipeline_parallel": 4, "zero_stage": 1},
