@@ -25,7 +25,7 @@ from benchmarks import (
 )
 from benchmarks.outside import fitting, summary
 from benchmarks.outside import rows as rows_of_others
-from docs import asked, pictures
+from docs import asked, pictures, topic_tables
 from docs.code_blocks import ROOT
 from docs.named_settings import H100_SETTINGS, NEW_SETTINGS, SETTINGS
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
@@ -162,6 +162,22 @@ def estimators() -> Mapping[str, float]:
 
 
 @cache
+def of_new(model: str, name: str) -> Mapping[str, float]:
+    """Return speed and memory of a setting of `benchmarks.new_settings`, medians of its runs."""
+    table = new_settings.known().query("model == @model and experiment.str.endswith(@name)")
+    medians = table[list(new_settings.FIGURES)].median()
+    speed, gib = medians.tolist()
+    return {"speed": speed, "gib": gib, "n": float(len(table))}
+
+
+@cache
+def family(name: str) -> Mapping[str, float]:
+    """Return the error of a family that was left out of the fit."""
+    errors = left_out_families.by_family(prediction_errors.of_left_out_families())
+    return error(errors, name)
+
+
+@cache
 def lambda_opt(gpus: int) -> Mapping[str, float]:
     """Return Lambda's published speed of OPT-13B with LoRA for each of a number of GPUs."""
     rows = dsnb.published("lambda_1cc_opt").query(f"model == 'opt-13b' and gpus == {gpus}")
@@ -198,6 +214,12 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "within_a_quarter": pictures.within_a_quarter,
     **{f"network_{name}": partial(network, name) for name in map(str, pictures.NETWORKS)},
     "network_one_node": partial(network, "one node"),
+    "qlora": partial(of_new, "llama-3.1-8b", "plain_bf16_gpus1_bs2_sl2048_ac_compile_lora16_nf4"),
+    "fp32_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048"),
+    "bf16_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure"),
+    "bytes_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure_adamw-8bit"),
+    "experts_gpu": partial(family, "mixtral, limited by the GPU"),
+    "experts_cpu": partial(family, "mixtral, limited by the CPU"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
 }
 """The sources of figures: each returns figures by field."""
@@ -375,6 +397,7 @@ TABLES: dict[str, Rows] = {
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
     "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
+    "long-sequences": topic_tables.long_sequences,
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
@@ -387,6 +410,11 @@ SLOW_TABLES: dict[str, Rows] = {
     "regret": regret_table,
     "estimates": estimates_table,
     "calibrated": calibrated_table,
+    "fine-tuning": topic_tables.fine_tuning,
+    "lengths": topic_tables.lengths,
+    "small-gpus": topic_tables.small_gpus,
+    "rent": topic_tables.rent,
+    "experts": topic_tables.experts,
     "new-settings": lambda: [*new_settings.HEADER, *new_settings.rows()],
 }
 """Tables that take minutes: `python -m docs.figures slow` writes them."""

@@ -81,6 +81,10 @@ SETTINGS = {
     "llama_bf16": f"{LLAMA} and matmul == 'auto'",
     "llama_1b_fp8": f"{LLAMA_1B} and matmul == 'fp8'",
     "llama_1b_bf16": f"{LLAMA_1B} and matmul == 'auto'",
+    "llama_recomputed": "sweep == 'h200_today' and model == 'llama-3.2-1b' and strategy == 'plain' "
+    "and compile == 'default' and activation_checkpointing and lora_rank == 0",
+    "llama_8b_lora": "sweep == 'h200_today' and model == 'llama-3.1-8b' and strategy == 'plain' "
+    "and compile == 'default' and not activation_checkpointing and lora_rank == 16",
     "qwen_eager": f"{QWEN} and strategy == 'plain' and compile == 'off'",
     "qwen_compiled": f"{QWEN} and strategy == 'plain' and compile == 'default'",
     "qwen_zero3": f"{QWEN} and zero_stage == 3 and compile == 'default'",
