@@ -27,7 +27,7 @@ LinkName = Annotated[
     str,
     option(
         "LINK",
-        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.",
+        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node.",
         default=True,
     ),
 ]
@@ -270,18 +270,15 @@ def recommend(
     fits = [answer for answer in answers if len(answer.table)]
     for sentence in form.write(write, answers[0]) if write and fits else []:
         _say_lines([note(sentence)], is_data)
-    options = {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
+    useful = {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
+    if not is_one:
+        useful["one --gpu for its alternatives"] = True
+    if write and fits:
+        useful = {f"dsnb sweep {write / 'params.yaml'}": True, **useful}
     there = ""
     if is_one and len(answers) == len(fits) == 1:
-        options = {"--write plan": not write, **options, "--measure 3": not measure}
-        if options["--measure 3"] and not on.installed:
-            there = "--measure 3"
-            options[there] = False
-    if not is_one:
-        options["one --gpu for its alternatives"] = True
-    if write and fits:
-        options = {f"dsnb sweep {write / 'params.yaml'}": True, **options}
-    _print_next(answers[0].assumed, options, there, is_data)
+        there = _going_further(useful, write, measure, bool(on.installed))
+    _print_next(answers[0].assumed, useful, there, is_data)
     if not fits:
         raise typer.Exit(1)
 
@@ -299,6 +296,18 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
         if why:
             say_line("", err=err)
             _say_lines([note(sentence) for sentence in answer.sentences], err)
+
+
+def _going_further(useful: dict[str, bool], write: Path | None, measure: int, has_gpu: bool) -> str:
+    """Add to the useful options those that write and measure a setting; return the one for a machine with such GPUs."""
+    if not write:
+        useful["--write plan"] = True
+    if measure:
+        return ""
+    if not has_gpu:
+        return "--measure 3"
+    useful["--measure 3"] = True
+    return ""
 
 
 def _print_next(assumed: Sequence[str], options: dict[str, bool], there: str, err: bool) -> None:
