@@ -23,6 +23,7 @@ from benchmarks import (
     todays_models,
     trainers,
 )
+from benchmarks import network as network_steps
 from benchmarks.outside import fitting, summary
 from benchmarks.outside import rows as rows_of_others
 from docs import asked, pictures, topic_tables
@@ -394,6 +395,7 @@ TABLES: dict[str, Rows] = {
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
     "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
+    "network-measured": network_steps.lines,
     "long-sequences": topic_tables.long_sequences,
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
