@@ -48,7 +48,7 @@ def predicted(table: pd.DataFrame) -> pd.DataFrame:
     table = table.copy()
     for gbit, rows in table.groupby("gbit"):
         settings = [Experiment(**row, nodes=HOSTS) for row in rows[SETTINGS].to_dict("records")]
-        steps = predict(settings, "H200", link=f"ib:{gbit:g}/node", probe=False)
+        steps = predict(settings, "H200", link=f"eth:{gbit:g}/node", probe=False)
         table.loc[rows.index, "predicted_s"] = steps["step_time_s"].to_numpy()
     table["error"] = table["predicted_s"] / table["step_s"] - 1
     return table
