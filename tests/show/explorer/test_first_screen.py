@@ -97,9 +97,7 @@ def test_the_better_corner_is_where_both_figures_are_better(few):
 
 def test_a_run_is_shown_beside_the_chart(many):
     tab = many.tab
-    run, x, y = tab.evaluate(
-        f"(({{ id, x, y }}) => [id, x, y])({ROOT}.scatter.view.data('points').at(-1))"
-    )
+    run = tab.evaluate(f"{ROOT}.scatter.view.data('points').at(-1).id")
     tab.evaluate(f"{ROOT}.clicked({{ id: {run} }})")
     tab.evaluate(CALM)
     chart = box(tab, ".dsnb-first > .dsnb-card")
