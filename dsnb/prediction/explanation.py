@@ -150,7 +150,7 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
         named.pop("grad_accum", None)
     found = []
     if parallelism(then) != parallelism(first):
-        found.append(parallelism(then))
+        found.append(labels.axis(labels.PARALLELISM).describe(parallelism(then)))
     for name in named:
         if labels.has_effect(then, name):
             found.append(labels.choice(then, name))

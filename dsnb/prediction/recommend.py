@@ -33,6 +33,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import Budget, Target, usual_tokens
 from dsnb.prediction.traces import traces
 from dsnb.results.answers import card
+from dsnb.results.answers import measured as by_runs
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import (
     BASES,
@@ -48,7 +49,7 @@ from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs.labels import MEMORY, count
 from dsnb.results.runs.number_text import amount, significant
-from dsnb.results.runs.table import as_runs
+from dsnb.results.runs.table import as_runs, named_runs
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
@@ -61,7 +62,7 @@ FORECAST = [
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 OF_SEARCH = [
-    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
+    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis", "spread_pct",
 ]  # fmt: skip
 """Columns of a search that recommendations leave out."""
 OF_PREDICTIONS = ("step_time_error_pct", "own_low", "own_high", "others_low", "others_high")
@@ -360,6 +361,7 @@ def measured_figures(
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
         peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
         tokens_per_s_low=math.nan, tokens_per_s_high=math.nan,
+        spread_pct=medians["spread_pct"].where(medians["n"] > 1),
         outside="",
     )  # fmt: skip
 
@@ -397,10 +399,13 @@ def measured_plans(
         sentences = list(_least(decisions, card.memory_name(task.runs)))
         if sentences and not tokens:
             sentences.append(say("assumed", what=usual_tokens(*usual)))
+        named = named_runs(task.runs)
+        decisions = {key: replace(one, runs=named) for key, one in decisions.items()}
+        lines = by_runs.lines(decisions["time"], task.title, decisions)
         table = decisions["time"].table
         gpu_names = table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
         table = table.assign(gpu_name=gpu_names).rename_axis("experiment").reset_index()
-        plans.append(Answer(task.title, table, tuple(sentences)))
+        plans.append(Answer(task.title, table, tuple(sentences), lines=tuple(lines)))
     return plans
 
 

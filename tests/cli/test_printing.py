@@ -76,7 +76,9 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     shown.isatty = lambda: True
     show(table, table, Format.table, fit=True)
     show(table, table, Format.table)
-    fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
+    fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[5:]
+    left_out = ", ".join(f"figure{place}" * 3 for place in range(4, 9))
+    assert f"no room for {left_out}: use a wider terminal, or --format csv\n" in shown.getvalue()
     assert (table_width(), fitted[0]) == (100, f"in every name: {'x' * 40}")
     assert [row.split() for row in fitted[2:]] == [
         [f"zs{stage}", *(f"{n},000,000" for n in range(4))] for stage in (0, 1)
@@ -171,7 +173,11 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
     causes = [f"not ok: zs{stage}, run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
-    assert shown.splitlines()[-4:] == [*causes, "not ok: 2 more; `dsnb report` lists every cause"]
+    lines = shown.splitlines()
+    place = lines.index(causes[0])
+    more = "not ok: 2 more; `dsnb report` lists every cause"
+    assert lines[place : place + 4] == [*causes, more]  # before the table
+    assert lines[place + 4].split() == ["runs", "setting"]
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):

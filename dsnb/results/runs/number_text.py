@@ -14,6 +14,7 @@ HOURS = (
     (24, "day"),
     (1, "hour"),
     (1 / 60, "minute"),
+    (1 / 3600, "second"),
 )
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
