@@ -102,7 +102,7 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
         for cells in (heading, sides, *rows):
             typer.echo(f"| {' | '.join(cells)} |")
     elif fit:
-        from dsnb.cli.summary_table import short_names
+        from dsnb.results.runs.names import short_names
 
         shared, names = short_names([str(name) for name in texts.index], "_")
         if shared:

@@ -16,6 +16,8 @@ HOURS = (
     (1 / 60, "minute"),
     (1 / 3600, "second"),
 )
+MOST_DIGITS = 4
+"""Digits of a number whose error is small or unknown."""
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
 before."""
@@ -118,3 +120,18 @@ def span(low: float, high: float) -> str:
     first = math.floor(low / size) * size
     last = math.ceil(high / size) * size
     return f"{first:,.{digits}f} to {last:,.{digits}f}"
+
+
+def digits(error: float) -> int:
+    """Return the significant digits that a relative error supports: two for 0.29, three for 0.1.
+
+    Rounding to them changes a number by at most a quarter of the error.
+    """
+    if math.isnan(error) or error <= 0:
+        return MOST_DIGITS
+    return min(MOST_DIGITS, max(1, math.ceil(1 - math.log10(error / 2))))
+
+
+def supported(value: float, error: float) -> str:
+    """Return a number with the digits that its relative error supports: 56 for 55.5 with 0.29."""
+    return significant(float(f"{value:.{digits(error)}g}"), digits(error))

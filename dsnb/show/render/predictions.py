@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from dsnb.results.answers.decide import is_tight
-from dsnb.results.runs.number_text import rounded, significant, span, unit_of_time
+from dsnb.results.runs.number_text import rounded, significant, span, supported, unit_of_time
 
 
 def fit(row: Mapping[Any, Any]) -> str:
@@ -29,7 +29,7 @@ def predicted_figures(table: pd.DataFrame, currency: str = "$") -> pd.DataFrame:
         for row in rows:
             value = row.get(name)
             text = "" if pd.isna(value) else form(value)
-            if text and error and not pd.isna(row[error]):
+            if text and error and not pd.isna(row.get(error)):
                 text += f" ± {row[error]:.1f} %"
             if text and bound and is_tight(row):
                 text = f"{bound} {text}"
@@ -57,10 +57,11 @@ def _speed(row: Mapping[Any, Any]) -> str:
     """Return the speed with its range; that of a tight setting is a limit, a measured one has none."""
     if pd.isna(row["tokens_per_s"]):
         return ""
-    speed = f"{row['tokens_per_s']:,.0f}"
+    error_pct = row["tokens_per_s_error_pct"]
+    speed = supported(row["tokens_per_s"], error_pct / 100)
     if is_tight(row):
         return f"up to {speed}"
-    if pd.isna(row["tokens_per_s_error_pct"]):
+    if pd.isna(error_pct):
         return speed
     return f"{speed} ({span(row['tokens_per_s_low'], row['tokens_per_s_high'])})"
 

@@ -312,6 +312,10 @@ def test_numbers_that_json_has_not_are_missing():
     [
         (number_text.significant, (9.996,), "10"),
         (number_text.significant, (0.04567,), "0.0457"),
+        (number_text.supported, (55.46, 0.29), "55"),
+        (number_text.supported, (162_558, 0.132), "163,000"),
+        (number_text.supported, (162_558, math.nan), "162,600"),
+        (number_text.supported, (162_558, 3), "200,000"),
         (number_text.fixed, (0.125, 2), "0.13"),  # exact in binary: away from zero
         (number_text.fixed, (-0.125, 2), "-0.13"),
         (number_text.fixed, (math.nan,), ""),
