@@ -249,6 +249,9 @@ def recommend(
         if options["--measure 3"] and not on.installed:
             there = "--measure 3"
             options[there] = False
+    if not fits and not is_params(target):
+        lora = "--set lora_rank=16"
+        options = {"--least-gpus": not least_gpus, lora: "lora_rank" not in fixed, **options}
     if write and fits:
         options = {f"dsnb sweep {write / 'params.yaml'}": True, **options}
     _print_next(answers[0].assumed, options, there, is_data)

@@ -52,7 +52,7 @@ def lines(
     if not result.chosen:
         unfit = [title, note(no_fit(search, offloaded, by_words=True))]
         if least_gpus:
-            unfit.append(note(say("least_gpus", least=least_gpus)))
+            unfit.append(note(say("enough", least=least_gpus)))
         return unfit
     best = result.options.loc[name]
     found = [title]

@@ -23,7 +23,7 @@ from dsnb.results.answers.decide import (
 )
 from dsnb.results.answers.lines import Line, line, note, split
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
-from dsnb.results.runs.number_text import rounded, significant
+from dsnb.results.runs.number_text import fixed, rounded
 from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.tasks import Task, tasks
@@ -80,7 +80,8 @@ def lines(
         found += _of_objectives(by_objective)
     else:
         found += _runner_up(decision, said)
-    found += map(note, said["edge"])
+    if not decision.is_few:
+        found += map(note, said["edge"])
     kicker = "".join(f"{one}. " for one in said["kicker"])
     found.append(note(kicker + say("basis", **best | WARNED)))
     if decision.is_few:
@@ -122,7 +123,7 @@ def spread(pct: float) -> Sentence:
     """Return a spread in words; empty if it is unknown."""
     if math.isnan(pct):
         return say("spread")
-    return say("spread", pct=significant(max(pct, LEAST_PCT), 2))
+    return say("spread", pct=fixed(max(pct, LEAST_PCT), 1))
 
 
 def _runner_up(decision: Decision, said: Said) -> Iterator[Line]:
@@ -135,7 +136,7 @@ def _runner_up(decision: Decision, said: Said) -> Iterator[Line]:
     remarks = [", ".join(more), facts["training"]]
     if isinstance(difference, Sentence) and "size" in difference.facts:
         verdict = difference.name.partition(".")[2]
-        remarks.insert(0, say(f"sure.{verdict}", **difference.facts))
+        remarks.insert(1, say(f"sure.{verdict}", **difference.facts))
         difference = difference.facts["size"]
     yield line(
         "alternative",
