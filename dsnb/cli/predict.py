@@ -251,7 +251,8 @@ def recommend(
             options[there] = False
     if not fits and not is_params(target):
         lora = "--set lora_rank=16"
-        options = {"--least-gpus": not least_gpus, lora: "lora_rank" not in fixed, **options}
+        can_fit = bool(answers[0].about("least_gpus")) and not least_gpus
+        options = {"--least-gpus": can_fit, lora: "lora_rank" not in fixed, **options}
     if write and fits:
         options = {f"dsnb sweep {write / 'params.yaml'}": True, **options}
     _print_next(answers[0].assumed, options, there, is_data)

@@ -18,11 +18,20 @@ from dsnb.results.answers.lines import Line, height, line, note, split
 from dsnb.results.answers.measured import spread
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded, significant
+from dsnb.results.runs.number_text import (
+    amount,
+    digits,
+    duration_within,
+    fixed,
+    rounded,
+    significant,
+)
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 WORDS = PHRASES["of_lines"]
+MAX_DIGITS = 3
+"""Most significant digits of a time or a speed."""
 LEAST_PCT = 0.5
 """Smaller differences are rounding errors of whole per cents."""
 MAX_LINES = 9
@@ -100,15 +109,16 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
     facts = card.figures(best, search.question)
     shown = card.within_range(best)
     hours = 24 * shown["days"] * best["tokens_per_s"] / shown["tokens_per_s"]
-    time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"])
+    places = min(MAX_DIGITS, digits(best["tokens_per_s_error_pct"] / 100))
+    time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"], places)
     bounds = {"least": "", "most": ""}
     if is_tight(best):
         bounds = WORDS["bounds"]
         times = ""
         facts["rates"] = ""
     facts |= bounds | {"time": time, "times": times}
-    facts["rate"] = rounded(shown["tokens_per_s"])
-    facts["hours"] = rounded(shown["gpu_hours"])
+    facts["rate"] = rounded(shown["tokens_per_s"], places)
+    facts["hours"] = rounded(shown["gpu_hours"], places)
     yield line("time", **facts)
     if best["basis"] != PREDICTED:
         facts["rates"] = spread(best["spread_pct"])
@@ -116,7 +126,7 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
         part, share = next(iter(shares_of_step(best).items()))
         mfu = best["mfu"] * shown["tokens_per_s"] / best["tokens_per_s"]
         facts |= {"share": share, "part": WORDS["parts"].get(part, part)}
-        facts["mfu"] = fixed(100 * mfu)
+        facts["mfu"] = rounded(100 * mfu, 2)
     yield line("speed", **facts)
     room_gib = search.room_gib[str(best.name)]
     if search.target.device == "cpu" or math.isnan(best["memory_gib"]):

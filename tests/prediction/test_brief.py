@@ -183,7 +183,8 @@ def test_what_does_not_fit_is_the_first_news():
     search = searching(asked, 100.0, fits=False, **sizes)
     assert shown(search, least_gpus=16, offloaded=True) == [
         "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step",
-        "No setting fits, offloaded or not: ZeRO 3, bf16, micro-batch 8 needs 145.5 of 137.6 GiB.",
+        "No setting fits, offloaded or not: the smallest, ZeRO 3, bf16, micro-batch 8, needs 145.5 of 137.6",
+        "GiB.",
         "It fits on 16 such GPUs without offload.",
     ]
 

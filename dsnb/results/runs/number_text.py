@@ -83,10 +83,12 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
     return f"{text} {noun}s"
 
 
-def duration_within(hours: float, low_hours: float, high_hours: float) -> tuple[str, str]:
+def duration_within(
+    hours: float, low_hours: float, high_hours: float, digits: int = 3
+) -> tuple[str, str]:
     """Return hours in their largest unit, and their range in the same unit: ("14.6 hours", "13 to 16")."""
     size, noun = unit_of_time(hours)
-    text = rounded(hours / size)
+    text = rounded(hours / size, digits)
     plural = "s"
     if text == "1":
         plural = ""
@@ -134,4 +136,4 @@ def digits(error: float) -> int:
 
 def supported(value: float, error: float) -> str:
     """Return a number with the digits that its relative error supports: 56 for 55.5 with 0.29."""
-    return significant(float(f"{value:.{digits(error)}g}"), digits(error))
+    return rounded(value, digits(error))
