@@ -270,14 +270,14 @@ def recommend(
     fits = [answer for answer in answers if len(answer.table)]
     for sentence in form.write(write, answers[0]) if write and fits else []:
         _say_lines([note(sentence)], is_data)
-    useful = {"--write plan": False}  # of a single answer; the first of its options
-    useful |= {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
+    useful = {
+        **_where_nothing_fits(scope, answers),
+        "--write plan": False,  # of a single answer
+        "--all": bool(fits) and not is_shown,
+        "--why": is_one and not why,
+    }
     if not is_one:
         useful["one --gpu for its alternatives"] = True
-    if not fits and not is_params(target):
-        can_fit = bool(answers[0].about("least_gpus")) and not least_gpus
-        with_lora = {"--set lora_rank=16": "lora_rank" not in fixed}
-        useful = {"--least-gpus": can_fit, **with_lora, **useful}
     if write and fits:
         useful = {f"dsnb sweep {write / 'params.yaml'}": True, **useful}
     there = ""
@@ -301,6 +301,17 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
         if why:
             say_line("", err=err)
             _say_lines([note(sentence) for sentence in answer.sentences], err)
+
+
+def _where_nothing_fits(scope: Any, answers: Sequence[Any]) -> dict[str, bool]:
+    """Return the options that may help a model that fits with no setting."""
+    if is_params(scope.what) or any(len(answer.table) for answer in answers):
+        return {}
+    can_fit = bool(answers[0].about("least_gpus"))
+    return {
+        "--least-gpus": can_fit and not scope.least_gpus,
+        "--set lora_rank=16": "lora_rank" not in scope.settings,
+    }
 
 
 def _going_further(useful: dict[str, bool], write: Path | None, measure: int, has_gpu: bool) -> str:

@@ -401,7 +401,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
     found = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
     said = "\n".join(found.sentences)
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
-    assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) in {
+    assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % longer|equal), [\d.]+ GiB\.", said)) in {
         2,
         3,
     }
