@@ -23,9 +23,11 @@ MAX_CHANGES = 30
 """Most characters of an alternative's changes in their column."""
 GAP = 2
 """Spaces between columns."""
-LEFT = 'style="text-align: left"'
-RIGHT_SIDE = 'style="text-align: right; white-space: nowrap"'
-"""Alignment of cells in HTML, where notebooks and pages differ."""
+LABEL = 'style="text-align: left; white-space: nowrap; padding-right: 1em"'
+LEFT = 'style="text-align: left; padding-right: 1em"'
+RIGHT_SIDE = 'style="text-align: right; white-space: nowrap; padding-right: 1em"'
+LAST = 'style="text-align: left"'
+"""Alignment of cells in HTML, which notebooks and pages do not share; the last one of a row may wrap."""
 SUMMARY = "summary"
 """The role of the rows of a summary of runs, with the setting as last column."""
 RIGHT = {"alternative": (2, 3), SUMMARY: range(1, 10)}
@@ -120,11 +122,11 @@ def _row_html(one: Line) -> str:
             tag = "h3"
         return f"<{tag}>{cells[0]}</{tag}>"
     label, *others, last = cells
-    columns = [f'<th scope="row" {LEFT}>{label}</th>']
+    columns = [f'<th scope="row" {LABEL}>{label}</th>']
     for place, cell in enumerate(others, 1):
         side = LEFT
         if place in RIGHT.get(one.role, ()):
             side = RIGHT_SIDE
         columns.append(f"<td {side}>{cell}</td>")
-    columns.append(f'<td {LEFT} colspan="{MAX_CELLS - len(others)}">{last}</td>')
+    columns.append(f'<td {LAST} colspan="{MAX_CELLS - len(others)}">{last}</td>')
     return f"<tr>{''.join(columns)}</tr>"
