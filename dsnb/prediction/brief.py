@@ -19,19 +19,18 @@ from dsnb.results.answers.measured import spread
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import (
+    CARD_DIGITS,
     amount,
-    digits,
     duration_within,
     fixed,
     rounded,
     significant,
+    supported,
 )
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 WORDS = PHRASES["of_lines"]
-MAX_DIGITS = 3
-"""Most significant digits of a time or a speed."""
 LEAST_PCT = 0.5
 """Smaller differences are rounding errors of whole per cents."""
 MAX_LINES = 9
@@ -114,16 +113,16 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
     facts = card.figures(best, search.question)
     shown = card.within_range(best)
     hours = 24 * shown["days"] * best["tokens_per_s"] / shown["tokens_per_s"]
-    places = min(MAX_DIGITS, digits(best["tokens_per_s_error_pct"] / 100))
-    time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"], places)
+    time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"])
     bounds = {"least": "", "most": ""}
     if is_tight(best):
         bounds = WORDS["bounds"]
         times = ""
         facts["rates"] = ""
     facts |= bounds | {"time": time, "times": times}
-    facts["rate"] = rounded(shown["tokens_per_s"], places)
-    facts["hours"] = rounded(shown["gpu_hours"], places)
+    error = best["tokens_per_s_error_pct"] / 100
+    facts["rate"] = supported(shown["tokens_per_s"], error, CARD_DIGITS)
+    facts["hours"] = supported(shown["gpu_hours"], error, CARD_DIGITS)
     yield line("time", **facts)
     if best["basis"] != PREDICTED:
         facts["rates"] = spread(best["spread_pct"])
