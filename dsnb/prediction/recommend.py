@@ -7,7 +7,7 @@ it, and return an `Answer`. Predicted settings are given ones, or all of
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from dsnb.results.answers.decide import (
     CPU,
     MEASURED,
     PREDICTED,
-    Decision,
     Question,
     candidates,
     decide,
@@ -51,7 +50,6 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, count
 from dsnb.results.runs.number_text import amount, significant
 from dsnb.results.runs.table import as_runs, named_runs
-from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.programs import DSNB
@@ -393,41 +391,20 @@ def measured_plans(
     for task in tasks(runs):
         usual = task.parameters, is_fine_tuning(task.runs)
         settings = candidates(task.runs, power_w)
+        named = named_runs(task.runs)
         decisions = {}
         for objective in PHRASES["plan"]:
             question = Question(tokens or 0, objective, prices=prices or {}, currency=currency)
-            decisions[objective] = decide(settings, question, *usual)
-        sentences = list(_least(decisions, card.memory_name(task.runs)))
+            decisions[objective] = replace(decide(settings, question, *usual), runs=named)
+        sentences = list(by_runs.sentences(decisions, card.memory_name(task.runs)))
         if sentences and not tokens:
             sentences.append(say("assumed", what=usual_tokens(*usual)))
-        named = named_runs(task.runs)
-        decisions = {key: replace(one, runs=named) for key, one in decisions.items()}
         lines = by_runs.lines(decisions["time"], task.title, decisions)
         table = decisions["time"].table
         gpu_names = table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
         table = table.assign(gpu_name=gpu_names).rename_axis("experiment").reset_index()
         plans.append(Answer(task.title, table, tuple(sentences), lines=tuple(lines)))
     return plans
-
-
-def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[Sentence]:
-    """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
-    fastest = decisions["time"]
-    if fastest.is_beyond:
-        facts = card.figures(fastest.options.iloc[0], fastest.question)
-        yield say("beyond", what="measured setting", **facts)
-        yield say("needed", **card.needed_gpus(fastest.options, fastest.question))
-    named: set[object] = set()
-    for objective, decision in decisions.items():
-        if decision.options.empty or decision.is_beyond or fastest.is_beyond:
-            continue
-        best = decision.options.iloc[0]
-        facts = card.figures(best, decision.question, memory)
-        what = fill(PHRASES["plan"][objective], facts)
-        yield say("plan.again" if best.name in named else "plan", what=f"{what}:", **facts)
-        named.add(best.name)
-    if fastest.unstable:
-        yield say("note.unstable", unstable=fastest.unstable)
 
 
 def forecast(

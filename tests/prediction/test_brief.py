@@ -136,7 +136,7 @@ def test_a_setting_that_fits_is_shown_in_aligned_lines_at_80_and_100_columns():
     assert shown(search, **options) == [
         "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step *",
         "Train with  ZeRO 1, bf16, micro-batch 8",
-        "  time      2.78 hours        1 to 4             22.2 GPU-hours",
+        "  time      2.8 hours         1 to 4             22.2 GPU-hours",
         CELL,
         "  memory    50 of 138 GiB     ± 0.3              87.6 GiB left; 2 GPUs have enough memory, too",
         f"Or          ZeRO 3  25 ± {error} % longer  50 GiB",
@@ -144,7 +144,7 @@ def test_a_setting_that_fits_is_shown_in_aligned_lines_at_80_and_100_columns():
     assert shown(search, 80, **options) == [
         "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step *",
         "Train with  ZeRO 1, bf16, micro-batch 8",
-        "  time      2.78 hours        1 to 4             22.2 GPU-hours",
+        "  time      2.8 hours         1 to 4             22.2 GPU-hours",
         "  speed     100,000 tokens/s  80,000 to 200,000  42 % MFU; 75 % of time is",
         "                                                 matmuls and attention",
         "  memory    50 of 138 GiB     ± 0.3              87.6 GiB left; 2 GPUs have",

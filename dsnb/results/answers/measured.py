@@ -169,3 +169,23 @@ def _of_objectives(decided: Mapping[str, Decision]) -> Iterator[Line]:
                 remark=say("objective", **shown),
             )
         named.append(best.name)
+
+
+def sentences(by_objective: Mapping[str, Decision], memory: str) -> Iterator[Sentence]:
+    """Yield the best setting of each objective in sentences, or that none is fast enough, and what is not ranked."""
+    fastest = by_objective["time"]
+    if fastest.is_beyond:
+        facts = card.figures(fastest.options.iloc[0], fastest.question)
+        yield say("beyond", what="measured setting", **facts)
+        yield say("needed", **card.needed_gpus(fastest.options, fastest.question))
+    named: set[object] = set()
+    for objective, decision in by_objective.items():
+        if decision.options.empty or decision.is_beyond or fastest.is_beyond:
+            continue
+        best = decision.options.iloc[0]
+        facts = card.figures(best, decision.question, memory)
+        what = fill(PHRASES["plan"][objective], facts)
+        yield say("plan.again" if best.name in named else "plan", what=f"{what}:", **facts)
+        named.add(best.name)
+    if fastest.unstable:
+        yield say("note.unstable", unstable=fastest.unstable)
