@@ -117,7 +117,7 @@ def summary(
     else:
         print_summary(runs, format_, wide)
         if format_ is Format.table and not wide:
-            say(f"Names of the experiments: --wide. Report: dsnb report {folder}")
+            say(f"Names of the experiments: --wide. Next: dsnb report {folder}")
 
 
 def report(

@@ -142,7 +142,7 @@ class Search:
         self.table = table.assign(
             is_known=table["headroom_gib"].notna() | is_cpu, basis=PREDICTED, is_unstable=False,
             gpus=[one.gpus for one in asked], kind=CPU if is_cpu else "", gpu_name=on.gpu.name,
-            energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+            energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"], spread_pct=np.nan,
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
