@@ -165,13 +165,6 @@ def of_new(model: str, name: str) -> Mapping[str, float]:
 
 
 @cache
-def family(name: str) -> Mapping[str, float]:
-    """Return the error of a family that was left out of the fit."""
-    errors = left_out_families.by_family(prediction_errors.of_left_out_families())
-    return error(errors, name)
-
-
-@cache
 def lambda_opt(gpus: int) -> Mapping[str, float]:
     """Return Lambda's published speed of OPT-13B with LoRA for each of a number of GPUs."""
     rows = dsnb.published("lambda_1cc_opt").query(f"model == 'opt-13b' and gpus == {gpus}")
@@ -216,8 +209,6 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "four_fsdp": partial(of_new, "llama-3.1-8b", "fsdp_bf16_gpus4_bs2_sl2048_compile"),
     "four_zero1": partial(of_new, "llama-3.1-8b", "zs1_bf16_gpus4_bs2_sl2048_compile"),
     "four_zero3": partial(of_new, "llama-3.1-8b", "zs3_bf16_gpus4_bs2_sl2048_compile"),
-    "experts_gpu": partial(family, "mixtral, limited by the GPU"),
-    "experts_cpu": partial(family, "mixtral, limited by the CPU"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
 }
 """The sources of figures: each returns figures by field."""
