@@ -20,6 +20,7 @@ from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration_within, fixed, significant
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import file_name
 
 WORDS = PHRASES["of_lines"]
 DIGITS = 3
@@ -73,7 +74,7 @@ def _title(search: Search, experiment: Experiment, is_marked: bool) -> Line:
         run = {"gpus": experiment.gpus, "device": "cpu"}
     return line(
         "title",
-        model=nearest.model_name(experiment.model),
+        model=file_name(experiment.model),
         trained=trained,
         data=data,
         place=labels.place(run),

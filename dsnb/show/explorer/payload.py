@@ -176,12 +176,14 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> Json:
 
     codes = data.codes["task"].tolist()  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
-    shown = list(data.tasks.items())
+    shown = list(data.tasks.values())
     for code, task in enumerate(shipped["tasks"]):
-        title, tokens = shown[code]
+        one = shown[code]
         own = runs[data.run_codes["task"].eq(code).to_numpy()[runs.index]]
         remarks = answer.remarks(own) if len(own) else []
-        task |= {"title": title, "tokens": tokens, "controls": controls(title), "remarks": remarks}
+        for name in ("title", "name", "length", "tokens"):
+            task[name] = getattr(one, name)
+        task |= {"controls": controls(one.title), "remarks": remarks}
     if len(shown) < 2:
         return {**shipped, "allTasks": None, "menu": []}
     every_task = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)}

@@ -27,6 +27,7 @@ from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
 from dsnb.results.statistics.setting_axes import with_setting_axes
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS
 from dsnb.settings.exchange import files
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
@@ -70,6 +71,7 @@ PAGE: dict[str, Any] = {
         "assumed": PHRASES["assumed"],
         **_PHRASES,
         "method": fill(_PHRASES["method"], LIMITS | _METHOD),
+        "few": fill(_PHRASES["few"], {"needed": FEWEST_SETTINGS}),
     },
     "limits": {
         "maxDays": MAX_DAYS,
@@ -77,7 +79,7 @@ PAGE: dict[str, Any] = {
         "shownGib": card.SHOWN_GIB,
         "equalPct": card.EQUAL_PCT,
         "fewestRuns": MIN_RUNS,
-        "fewestSettings": decide.FEWEST_SETTINGS,
+        "fewestSettings": FEWEST_SETTINGS,
         "assumedPrice": decide.ASSUMED_PRICE,
         "worthRoom": decide.WORTH_ROOM,
         "clear": CLEAR,
@@ -119,7 +121,7 @@ def tasks_payload(
         part = runs[groups == code]
         table = candidates(part)
         figure = memory_figure(part)
-        is_few = 0 < len(table) < decide.FEWEST_SETTINGS
+        is_few = 0 < len(table) < FEWEST_SETTINGS
         task = {
             "case": card.case(part) if table.empty else "",
             "runs": len(part),

@@ -127,14 +127,15 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_ranked` in decide.py.
+  // Ranked options, the first with enough runs before a better one with fewer, unless the gain is clear: `_ranked` in decide.py.
   repeatedFirst(options) {
     const { objective, relevance } = this.state;
     const least = LEAST[objective];
-    const fewest = this.model.limits.fewestRuns;
+    const { fewestRuns: fewest, clear } = this.model.limits;
+    const doubted = objective === "memory" ? 1 : clear; // one run shows the memory
     this.isByRepeats = false;
     if (!options.length || options[0].n >= fewest) return options;
-    const sure = options.find((one) => one.n >= fewest && one[least] * (1 - relevance) <= options[0][least]);
+    const sure = options.find((one) => one.n >= fewest && one[least] <= Math.max(doubted, 1 / (1 - relevance)) * options[0][least]);
     if (!sure) return options;
     this.isByRepeats = sure[least] > options[0][least];
     return [sure, ...options.filter((one) => one !== sure)];
@@ -161,12 +162,7 @@ class Answer {
       memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity),
       memory_word: best.memory === null ? "" : "memory",
     };
-    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
-    const kicker = this.fill("kicker", {
-      best: fill(model.words.best[state.objective], best),
-      options: options.length > 1 ? fixed(options.length, 0) : "",
-      basis: isOfOneBasis ? best.basis : "",
-    });
+    const kicker = this.kicker();
     const basis = this.fill("basis", facts);
     const lines = { ...best, note: this.note(), following: this.following(), basis };
     const settings = fixed(this.measured.length, 0);
@@ -174,6 +170,19 @@ class Answer {
     const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
     if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
+  }
+
+  // Among how many settings this is the best one; if its runs put it first, among those with as many.
+  kicker() {
+    const { best, options, model, isByRepeats } = this;
+    const compared = isByRepeats ? options.filter(({ n }) => n >= model.limits.fewestRuns) : options;
+    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
+    return this.fill(isByRepeats ? "kicker.confirmed" : "kicker", {
+      n: best.n,
+      best: fill(model.words.best[this.state.objective], best),
+      options: compared.length > 1 ? fixed(compared.length, 0) : "",
+      basis: isOfOneBasis ? best.basis : "",
+    });
   }
 
   whyNot() {
@@ -221,7 +230,6 @@ class Answer {
       atHand > most && this.fill("note.only_measured", facts),
       this.tooSlow && this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }),
       this.unstable && this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }),
-      this.isByRepeats && this.fill("note.by_repeats", { relevance: percent(state.relevance) }),
       this.task.few,
     ]);
   }
@@ -233,7 +241,9 @@ class Answer {
     const differing = this.differing();
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
-    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: more > 0 ? "more" : "less", training: this.training(differing) });
+    const facts = { changes: this.changes(differing), difference: this.difference(), gib, more: more > 0 ? "more" : "less", training: this.training(differing) };
+    if (!this.isByRepeats) return this.fill("following", facts);
+    return this.fill("following.perhaps", { ...facts, size: this.size(this.compared()), n: second.n, several: second.n > 1 ? second.n : "" });
   }
 
   // The differences of the second option that change the training and not only its speed.
@@ -285,20 +295,28 @@ class Answer {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
   }
 
-  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
-  difference() {
-    const { best, state, model } = this;
-    const { limits, words } = model;
-    const result = this.compared();
+  // How much worse the mean of the second setting is; with too few runs, the median.
+  size(result) {
+    const { best, state, model: { limits, words } } = this;
     if (Number.isNaN(result.change)) return "";
+    const worse = this.worsening(result.change);
+    const isBetter = Number(worse <= -limits.equalPct);
+    const isByMean = !["too few runs", "none"].includes(verdictOf(result, state.relevance, limits));
+    return this.fill("size", {
+      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isByMean ? words.byMean[isBetter] : "",
+    });
+  }
+
+  // The same, and how certain that is.
+  difference() {
+    const { state, model: { limits } } = this;
+    const result = this.compared();
+    const size = this.size(result);
+    if (!size) return "";
     const verdict = verdictOf(result, state.relevance, limits);
     const isFew = verdict === "too few runs";
     const worse = this.worsening(result.change);
-    const isBetter = Number(worse <= -limits.equalPct);
-    const size = this.fill("size", {
-      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
-    });
     const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
     if (verdict === "none" || (isFew && isClear)) return size;
     if (isFew) {

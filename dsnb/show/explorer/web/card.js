@@ -1,4 +1,4 @@
-// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices.
 
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
@@ -171,10 +171,3 @@ const copied = (title, text) => {
   }, { "aria-label": `Copy: ${title}` });
   return box("dsnb-copied", shown, copy);
 };
-
-// The answers to all tasks; a press on the title of a task opens it.
-const overview = (model, state, open) => model.tasks.map((task) => {
-  const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
-  const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-  return element("div", {}, title, element("p", {}, headline), soft(joined([costs, note])));
-});

@@ -10,7 +10,10 @@ class Explorer {
     Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
-    this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
+    this.overview = new TaskTable(model, (task) => {
+      this.set({ task });
+      this.card.models.focus();
+    });
     this.single = element("div"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
@@ -33,7 +36,7 @@ class Explorer {
     this.medians = new Chart("medians", "Medians of the selected experiments", events);
     this.losses = new Chart("lines", "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
-    root.replaceChildren(this.card.node, this.overview, this.single);
+    root.replaceChildren(this.card.node, this.overview.node, this.single);
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
     this.single.append(
       this.byGpus.node,
@@ -124,12 +127,9 @@ class Explorer {
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.single.hidden = model.task(state) === model.allTasks;
-    this.overview.hidden = !this.single.hidden;
+    this.overview.node.hidden = !this.single.hidden;
     if (this.single.hidden) {
-      this.overview.replaceChildren(...overview(model, state, (task) => {
-        this.set({ task });
-        this.card.models.focus();
-      }));
+      this.overview.show(state);
       return;
     }
     this.controls.show(state);

@@ -5,6 +5,23 @@ const ROWS_PER_PAGE = 20;
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
 
+// The heads of columns, which sort their table; the one that has the focus keeps it.
+const showHeads = (head, columns, sort, sortBy) => {
+  const focused = head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
+  head.replaceChildren(...columns.map(({ name, title, isText, isMinor }) => {
+    const direction = sort?.[0] === name ? sort[1] : "none";
+    const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
+    return element("th", attributes, button(title, () => sortBy(name)));
+  }));
+  if (focused) head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+};
+
+// A row of columns about an item; the first one is its head.
+const itemRow = (columns, item, attributes = {}) => element("tr", attributes, ...columns.map(({ text, isText, isMinor, isBad }, index) => {
+  const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
+  return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
+}));
+
 // The medians of the selected settings, or the runs behind them: sortable, in pages, saved as CSV.
 class RunTable {
   constructor(model, open, set) {
@@ -91,26 +108,16 @@ class RunTable {
     Object.assign(this, { state, view: state.table, known: this.views[state.table] });
     this.node.classList.toggle("dsnb-medians", this.view === "medians");
     for (const one of this.switches) one.setAttribute("aria-pressed", String(one.dataset.view === this.view));
-    const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    this.head.replaceChildren(...this.shownColumns().map(({ name, title, isText, isMinor }) => {
-      const direction = state.sort?.[0] === name ? state.sort[1] : "none";
-      const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
-      return element("th", attributes, button(title, () => this.sortBy(name)));
-    }));
+    showHeads(this.head, this.shownColumns(), state.sort, (name) => this.sortBy(name));
     this.items = this.sorted(this.view === "medians" ? [...groups.keys()] : runs);
     this.drawPage(0);
-    if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
   }
 
   drawPage(page) {
     const { items } = this;
     const [first, last] = [page * ROWS_PER_PAGE, Math.min((page + 1) * ROWS_PER_PAGE, items.length)];
-    const cell = ({ text, isText, isMinor, isBad }, index, item) => {
-      const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
-      return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
-    };
     const columns = this.shownColumns();
-    this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map((column, index) => cell(column, index, item)))));
+    this.body.replaceChildren(...items.slice(first, last).map((item) => itemRow(columns, item)));
     this.page = page;
     this.range.textContent = `${items.length ? first + 1 : 0} to ${last} of ${items.length}`;
     this.back.disabled = page === 0;
