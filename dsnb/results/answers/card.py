@@ -20,6 +20,7 @@ from dsnb.results.answers.decide import (
     first_runs,
     is_tight,
     memory_figure,
+    of_runs,
     worsening,
 )
 from dsnb.results.answers.evidence import changed_training, evidence
@@ -27,6 +28,7 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant, span
+from dsnb.results.runs.sources import DATA
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.intervals import CLEAR, MIN_RUNS, Verdict
@@ -97,6 +99,15 @@ def sentences(decision: Decision) -> Iterator[Sentence]:
     if decision.is_few:
         headline = "headline.few"
     yield say(headline, **best, settings=len(decision.table), needed=FEWEST_SETTINGS)
+
+
+def confirmed(runs: pd.DataFrame) -> Sentence:
+    """Return the fastest setting of many runs, and the faster one of a few; empty unless there are both."""
+    decision = of_runs(runs, Question())
+    if decision.options.empty or decision.is_few or not decision.is_by_repeats:
+        return say("confirmed")
+    facts = _facts(decision, decision.options.index[0])
+    return say("confirmed", following=_following(decision, facts["unit"]), **facts)
 
 
 def _kicker(decision: Decision, best: Mapping[str, Any]) -> Sentence:
@@ -179,11 +190,15 @@ def setting_texts(run: Mapping[str, Any]) -> dict[str, str]:
     """Return a setting in words: model, setting, place, unit of hardware, origin of its figures."""
     model = labels.axis("model").label(run.get("model"))
     source = labels.text(run.get("source"))
-    origin = "measured"
+    name = source.removeprefix(SOURCE)
+    by = ""
+    if name in DATA:
+        by = DATA[name].by
+    origin = say("origin")
     if is_own(source):
-        origin = f"measured with dsnb, published as {source.removeprefix(SOURCE)}"
+        origin = say("origin.own", title=DATA[name].title)
     elif basis(source) == PUBLISHED:
-        origin = "published, not measured here"
+        origin = say("origin.published", by=by)
     if model == "-":
         model = ""
     return {

@@ -321,7 +321,15 @@ def worsening(change_pct: float, objective: str) -> float:
 def may_be_best(
     table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "global_batch")
 ) -> list[object]:
-    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out."""
+    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out.
+
+    Those on the front of all that have `MIN_RUNS` runs are among them, as they may come first.
+    """
+    repeated = table[table["n"] >= MIN_RUNS]
+    return list(dict.fromkeys([*_front(table, by), *_front(repeated, by)]))
+
+
+def _front(table: pd.DataFrame, by: Sequence[str]) -> list[object]:
     stable = table[~table["is_unstable"].astype(bool)]
     fastest = stable.sort_values("tokens_per_s", ascending=False, kind="stable")
     memory = fastest["memory_gib"].where(fastest["memory_gib"] > 0)

@@ -484,6 +484,38 @@ def test_short_names_are_unique_and_marks_have_shapes():
     twice = pd.concat([table, table.head(1).assign(experiment="d")], ignore_index=True)
     short = of_page(twice)["experiments"]["short"]
     assert short == [None, "micro-batch 8", "micro-batch 32", None]
+    tasks = of_page(table)["tasks"]
+    assert tasks[0]["shared"] == "All settings of this task: ZeRO 0, bf16, 1 GPU."
+
+
+def test_settings_of_several_sweeps_are_told_apart_by_what_differs_then_by_their_sweeps():
+    same = {"grad_accum": [1], "activation_checkpointing": [False], "gpus": [1], "zero_stage": [0]}
+    one = made_up.runs(1, repeats=1, precision=["bf16"], micro_batch_size=[8], **same)
+    table = pd.concat([one] * 4, ignore_index=True).assign(
+        status="ok",
+        experiment=list("abcd"),
+        sweep=["h200_fp8", "mine", "mine", "mine"],
+        micro_batch_size=[8, 8, 8, 16],
+        learning_rate=[1e-4, 1e-4, 3e-4, 1e-4],
+    )
+    given = of_page(table)
+    assert given["experiments"]["short"] == [
+        "micro-batch 8, learning rate 0.0001 (products in fp8)",
+        "micro-batch 8, learning rate 0.0001 (mine)",
+        "micro-batch 8, learning rate 0.0003",
+        "micro-batch 16",
+    ]
+    assert given["sources"] == []
+
+
+def test_published_data_have_title_author_date_and_link():
+    (source,) = of_page(dsnb.published("lambda_1cc_opt"))["sources"]
+    assert source["title"] == "Fine-tuning OPT on 1-Click Clusters of H100"
+    assert source["about"] == ", published by Lambda, 2024-07"
+    assert source["link"].startswith("https://github.com/LambdaLabsML/")
+    own = dsnb.published("h100").head(3).assign(date_utc=["2026-11-25T10:00:00"] * 3)
+    (source,) = of_page(own)["sources"]
+    assert (source["about"], source["link"]) == (", published by dsnb, 2026-11-25", "")
 
 
 def test_an_unstable_setting_is_the_last_baseline():

@@ -14,6 +14,12 @@ const fill = (template, facts) => {
   return isFull(text) ? text.replace(PLACE, fact) : "";
 };
 
+// The places in a text such as "3-5 9", as `ranges` in dsnb/show/render/decision_data.py writes them.
+const placesOf = (text) => text.split(" ").filter(Boolean).flatMap((part) => {
+  const [first, last = first] = part.split("-").map(Number);
+  return Array.from({ length: last - first + 1 }, (_, step) => first + step);
+});
+
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
   constructor(model, { candidates: columns, ...task }) {
@@ -32,13 +38,16 @@ class Task {
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
     if (!stored || place === undefined) return null;
-    const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
+    const { hosts, notes } = stored;
+    stored.sidesOf ??= new Map(placesOf(hosts.at).map((pair, at) => [pair, [hosts.sides[hosts.first[at]], hosts.sides[hosts.second[at]]]]));
+    stored.noteOf ??= new Map(Object.entries(notes).flatMap(([text, pairs]) => placesOf(pairs).map((pair) => [pair, text])));
+    const [factor, ofHosts] = [stored.factor[place], stored.sidesOf.get(place)];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [base_n, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
-    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
+    const [base_n, n] = ofHosts ? order.map((side) => ofHosts[side][0]) : sides.map((side) => stored.n[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[side][1]) : sides.map((side) => stored.values[side]);
     const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
-    return { base_n, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
+    return { base_n, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.noteOf.get(place)] ?? "" };
   }
 }
 

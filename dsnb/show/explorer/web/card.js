@@ -137,7 +137,7 @@ class Card {
   filesOf({ files = {} }, of) {
     const { texts } = this.model;
     return Object.entries(files).map(([name, [first, others]]) => {
-      const lines = [first, ...texts[others].split(" ")].map((place) => texts[place]);
+      const lines = [first, ...placesOf(texts[others])].map((place) => texts[place]);
       const text = lines.map((line) => `${line}\n`).join("");
       return folded(name, copied(`${name}${of}`, text));
     });
@@ -149,6 +149,7 @@ class Card {
       ["Entry of a params file", this.model.say("take.entry", take)],
       ["Command line", this.model.say("take.command", take)],
     ].filter(([, text]) => text).map(([title, text]) => element("div", {}, element("h3", {}, title), copied(title, text)));
+    if (take.assumed) blocks.push(soft(take.assumed));
     blocks.push(...this.filesOf(take, ""));
     for (const other of others) {
       const title = `Alternative: ${other.setting || this.model.experiments.names[other.experiment]}`;

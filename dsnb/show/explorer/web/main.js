@@ -19,7 +19,7 @@ class Explorer {
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
-    [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
+    [this.about, this.laneNote, this.lossNote, this.shared] = [soft(), soft(), soft(), soft()];
     this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
@@ -36,7 +36,7 @@ class Explorer {
     this.medians = new Chart("medians", "Medians of the selected experiments", events);
     this.losses = new Chart("lines", "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
-    root.replaceChildren(this.card.node, this.overview.node, this.single);
+    root.replaceChildren(this.card.node, this.overview.node, this.single, ...model.sources.map(sourceNote));
     const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
     this.single.append(
       this.byGpus.node,
@@ -53,7 +53,7 @@ class Explorer {
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node, this.detail.node,
       ),
-      card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
+      card("Medians and runs", this.shared, this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
     );
     this.restore();
     this.listeners = new AbortController();
@@ -153,6 +153,7 @@ class Explorer {
     const bad = model.notOk(selected);
     this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
     this.legend.show(state, this.filtered);
+    this.shared.textContent = model.task(state)?.shared ?? "";
     const titleOf = (name) => model.named.get(name)?.title ?? "nothing measured";
     const [y, x, along] = [state.y, state.x, state.along].map(titleOf);
     this.scatter.title = this.titles.scatter.textContent = `${y} against ${x}`;
@@ -193,7 +194,7 @@ class Explorer {
     const { model, state } = this;
     if (isPredicted) return model.predictions.describe(id);
     const experiment = isExperiment ? id : model.experiments.codes[id];
-    const lines = [model.experiments.names[experiment], model.short[experiment]];
+    const lines = [model.short[experiment]];
     const runs = isExperiment ? model.whole.get(experiment) : [id];
     for (const { name, heading: title } of model.figuresOf(state)) {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
@@ -232,6 +233,9 @@ class Explorer {
     this.charts().forEach((chart) => chart.destroy());
   }
 }
+
+// A table of published data: its title, which links to it where it has an address, who published it, and when.
+const sourceNote = ({ title, about, link }) => soft([link ? element("a", { href: link }, title) : title, about]);
 
 // Skip tables out of view in the next frame (style.css) and lay them out after it. The class is only set while the browser paints, since
 // `innerText` leaves out skipped text.

@@ -98,7 +98,8 @@ class RunTable {
       const last = figures.length ? ["spread"] : [];
       const medians = ["experiment", "n", "failed", ...figures, ...last];
       const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
-      const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
+      const shown = [...this.known.values()].filter(({ name }) => !model.otherSpeeds.includes(name));
+      const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : shown.filter(differ);
       this.shown = { task: state.task, view, columns };
     }
     return this.shown.columns;
@@ -164,7 +165,8 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   const isKnown = model.better(name) && verdict === "likely";
   const colour = isBetter ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_mean_s"; // the figures that the steps' spread is about
-  const remarks = [reason, joined([note, timed && within], "; ")].filter(Boolean);
+  const said = verdict === "too few runs" ? "" : reason; // which is said once, of both settings
+  const remarks = [said, joined([note, timed && within], "; ")].filter(Boolean);
   const figure = box(`dsnb-figure ${isKnown ? colour : "dsnb-soft"}`, text);
   return [figure, ...remarks.map((one) => box("dsnb-verdict", one))];
 };
@@ -190,11 +192,13 @@ const effectTable = (model, effects, figures, relevance) => {
   const texts = effects.map(({ axis, before, after }) => `${axis.title}: ${axis.labels[before]} → ${axis.labels[after]}`);
   const rows = effects.map((effect, place) => {
     const isTwice = texts.indexOf(texts[place]) !== texts.lastIndexOf(texts[place]); // two sweeps measured the same setting
-    const name = isTwice && box("dsnb-verdict", model.experiments.names[effect.experiment]);
+    const name = isTwice && box("dsnb-verdict", model.short[effect.experiment]);
     const bad = model.notOk(effect.runs);
     const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
+    const few = effect.changes.find(({ verdict }) => verdict === "too few runs");
+    const runs = few ? box("dsnb-verdict", model.say("few.runs", few)) : "";
     const cells = figures.map((figure, index) => changeParts(model, figure, effect.changes[index]));
-    return tableRow([texts[place], note, name], [changeBar(effect.changes[0], reach), ...cells]);
+    return tableRow([texts[place], note, name, runs], [changeBar(effect.changes[0], reach), ...cells]);
   });
   const titles = figures.map((name) => model.named.get(name).title);
   const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
@@ -259,15 +263,16 @@ class Pins {
     const runs = pins.map((pin, side) => (typeof pin === "string" ? model.whole.get(settings[side]) : [pin]));
     const codes = (axis) => runs.map(([run]) => axis.codes[run]);
     const differing = model.axes.filter((axis) => axis.name !== "status" && new Set(codes(axis)).size > 1);
+    const changes = new Map(model.measured(runs.flat(), state).map(({ name }) => [
+      name, arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state),
+    ]));
+    const few = [...changes.values()].find(({ verdict }) => verdict === "too few runs");
     const rows = [
       ...differing.map((axis) => tableRow(axis.title, [...codes(axis).map((code) => axis.labels[code]), ""], "dsnb-differs")),
       tableRow("runs that are ok", [...runs.map((own) => `${own.length - model.notOk(own)} of ${own.length}`), ""]),
-      ...model.measured(runs.flat(), state).map(({ name }) => {
-        const change = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)]);
-      }),
+      ...[...changes].map(([name, change]) => tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)])),
     ];
     const heads = ["figure", ...titles, "B against A"].map((title, place) => heading(title, !place));
-    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
+    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(joined([few?.reason && `${few.reason}.`, model.words.values]))];
   }
 }
