@@ -3,21 +3,33 @@
 The machine's GPUs are split into two "hosts": network namespaces with a name of their own, joined by
 a pair of virtual interfaces that a token bucket limits in both directions. NCCL takes them for two hosts
 (`NCCL_HOSTID`), so that what crosses the halves goes through sockets, and each half keeps NVLink.
-For each speed, `dsnb bandwidth` and a sweep of the params file write into OUTPUT/GBITgbit; 0 is the
-speed that the interfaces have. After SECONDS it stops as by Ctrl-C, and
-a further call goes on. Needs root and pyroute2,
-since a GPU host often lacks `ip` and `tc`.
+
+`--gbit 0 10 1` makes each run of the params file once and lowers the speed while it trains (0: as
+fast as the interfaces are): `STEPS` steps at each, of which those after the change do not count. Then
+it measures the network at each speed. OUTPUT/network.csv has a row for each setting and speed. After
+SECONDS no run is started any more, and a further call goes on. Needs root and pyroute2, since a GPU
+host often lacks `ip` and `tc`.
 """
 
 import argparse
+import json
 import os
 import stat
-import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from benchmarks.h200 import make
 from dsnb.base.system import hardware
+from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
+from dsnb.measure.sweep.params import Run, load_sweep
+from dsnb.settings.experiment import Experiment
 
 HOSTS = ("box1", "box2")
 INTERFACE = "box0"
@@ -30,6 +42,26 @@ LEAST_BURST = 2**18
 """Bytes: several segments that the kernel hands on whole."""
 MOST_BYTES = 2**26
 """Largest message of `dsnb bandwidth`: a slow network takes seconds for it."""
+WARMUP = 3
+"""Steps before the first speed counts."""
+STEPS = 4
+"""Steps at each speed."""
+CHANGING = 1
+"""Steps after a change that do not count, since they are partly at the former speed."""
+POLL_S = 0.02
+"""Seconds between two looks at the steps."""
+COLUMNS = (
+    "model",
+    "strategy",
+    "zero_stage",
+    "shard_size",
+    "gpus",
+    "micro_batch_size",
+    "grad_accum",
+    "seq_len",
+    "compile",
+)
+"""Settings in the table."""
 QUEUE_S = 0.05
 """Seconds after which a packet that waits in the queue is dropped."""
 
@@ -112,18 +144,60 @@ def prepare(folder: Path) -> Path:
     return hosts
 
 
-def measure(folder: Path, file: str, hosts: Path, last_start: float) -> None:
-    """Measure the network, then make the runs of a params file over it."""
-    program = [sys.executable, "-m", "dsnb"]
-    common = ["--hostfile", str(hosts), "--output", str(folder)]
-    done = folder / "bandwidth.done"
-    if not done.exists():
-        most = ["--most-bytes", str(MOST_BYTES)]
-        subprocess.run([*program, "bandwidth", *common, *most, "--format", "csv"], check=True)
-        done.touch()
-    left = max(1, int(last_start - time.time()))
-    sweep = [*program, "sweep", file, *common]
-    subprocess.run(["timeout", "--signal=TERM", "--kill-after=30", str(left), *sweep], check=False)
+def probe(
+    output: Path, speeds: list[float], two: dict[str, Any], gpus: int, last_start: float
+) -> None:
+    """Measure the collectives at each speed."""
+    for gbit in speeds:
+        folder = output / f"{gbit:g}gbit"
+        if not folder.exists() and time.time() < last_start:
+            limit(gbit)
+            experiment = Experiment(**{**SETTINGS, **two, "gpus": gpus})
+            print(folder.name, measure_bandwidth(experiment, folder, most_bytes=MOST_BYTES))
+
+
+def follow(steps: Path, speeds: list[float], warmup: int, ended: threading.Event) -> None:
+    """Lower the speed whenever `STEPS` more steps of a run have been written."""
+    for number, gbit in enumerate(speeds):
+        limit(gbit)
+        wanted = warmup + STEPS * (number + 1)
+        while len(lines(steps)) < wanted and not ended.wait(POLL_S):
+            pass
+
+
+def lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if there is no file."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def train(run: Run, speeds: list[float], last_start: float) -> str:
+    """Make a run with each speed in turn; return what became of it."""
+    steps = {"warmup_steps": WARMUP, "steps": STEPS * len(speeds)}
+    run = replace(run, experiment=run.experiment.model_copy(update=steps))
+    ended = threading.Event()
+    arguments = (run.paths.steps, speeds, WARMUP, ended)
+    follower = threading.Thread(target=follow, args=arguments)
+    follower.start()
+    try:
+        return make(run, last_start)
+    finally:
+        ended.set()
+        follower.join()
+
+
+def table(output: Path, speeds: list[float]) -> pd.DataFrame:
+    """Return the steps that count, by setting and speed."""
+    rows = []
+    for path in sorted(output.glob("runs/*/run*/steps.jsonl")):
+        settings = json.loads((path.parent / "experiment.json").read_text())
+        steps = [json.loads(line)["step_time_s"] for line in lines(path)][WARMUP:]
+        for number, gbit in enumerate(speeds):
+            kept = steps[STEPS * number : STEPS * (number + 1)][CHANGING:]
+            if kept:
+                row = {name: settings[name] for name in COLUMNS}
+                spread = {"step_s": np.median(kept), "least_s": min(kept), "most_s": max(kept)}
+                rows.append({**row, "limit_gbit": gbit, **spread, "steps": len(kept)})
+    return pd.DataFrame(rows)
 
 
 def main() -> None:
@@ -138,9 +212,16 @@ def main() -> None:
     os.environ.update(THREADS)
     hosts = prepare(given.output.resolve())
     build()
-    for gbit in given.gbit:
-        limit(gbit)
-        measure(given.output / f"{gbit:g}gbit", given.file, hosts, last_start)
+    two = {"hostfile": str(hosts), "nodes": 2}
+    runs = load_sweep(given.file, two, output=given.output / "runs").runs
+    for run in runs:
+        if not run.paths.result.exists():
+            said = train(run, given.gbit, last_start)
+            print(run.experiment.name_with_model, said, flush=True)
+    probe(given.output, given.gbit, two, runs[0].experiment.gpus, last_start)
+    found = table(given.output, given.gbit)
+    found.to_csv(given.output / "network.csv", index=False)
+    print(found.to_string())
 
 
 if __name__ == "__main__":

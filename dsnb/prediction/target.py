@@ -75,7 +75,7 @@ class Target:
     def assume_network(self, number: int) -> None:
         """Assume a network if this number of GPUs needs several nodes and no link between them is given."""
         link = self.hardware.link
-        if number > NODE_GPUS and not link.network_gb_per_s:
+        if number > NODE_GPUS and not link.has_network:
             network = gpus.link(USUAL_NETWORK).network_gb_per_s
             self.hardware = replace(self.hardware, link=replace(link, network_gb_per_s=network))
             self.link = USUAL_NETWORK
