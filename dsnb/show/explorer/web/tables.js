@@ -273,6 +273,6 @@ class Pins {
       ...[...changes].map(([name, change]) => tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)])),
     ];
     const heads = ["figure", ...titles, "B against A"].map((title, place) => heading(title, !place));
-    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(joined([few?.reason && `${few.reason}.`, model.words.values]))];
+    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(joined([few && model.say("few.note", few), model.words.values]))];
   }
 }

@@ -30,7 +30,7 @@ class TaskTable {
       number("mfu", "MFU (%)", ({ mfu }) => mfu, (mfu) => model.number("mfu", mfu)),
       number("memory", "memory (GiB)", ({ best }) => best?.memory, (gib) => significant(gib)),
       number("n", "n", ({ best }) => best?.n, (n) => n),
-      words("basis", "figures are", ({ best }) => best?.basis ?? ""),
+      words("basis", "basis", ({ best }) => best?.basis ?? ""),
     ];
   }
 
