@@ -215,6 +215,7 @@ def _tasks(rows: pd.DataFrame) -> list[ShownTask]:
         if taken.count(task.title) > 1:
             task.title += f" ({code + 1})"
             task.label += f" ({code + 1})"
+            task.name += f" ({code + 1})"
         task.label += FEW_SETTINGS.get(task.measured, "")
     return shown
 

@@ -16,6 +16,7 @@ from dsnb.base.files.plain_text import FORMULA
 from dsnb.prediction.predicted import FIGURES, PEAK, PER_GPU
 from dsnb.results.answers.decide import rate, without_probes
 from dsnb.results.answers.sentences import say
+from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels, sources
 from dsnb.results.runs.number_text import significant, span
 from dsnb.results.runs.table import json_numbers, numbers
@@ -183,13 +184,16 @@ def _sources(data: Data) -> list[Json]:
         return []
     found = []
     for source, runs in data.runs.groupby("source", sort=False):
-        known = sources.DATA.get(str(source).removeprefix(sources.PUBLISHED))
+        known = sources.DATA.get(str(source).removeprefix(SOURCE))
         if known:
             days = runs.reindex(columns=["date_utc"])["date_utc"].dropna().astype(str).str[:10]
             date = known.date
             if len(days):
                 date = ends(days.min(), days.max())
-            found.append({**asdict(known), "about": say("source", by=known.by, date=date)})
+            role = "source"
+            if is_own(str(source)):
+                role = "source.own"
+            found.append({**asdict(known), "about": say(role, by=known.by, date=date)})
     return found
 
 

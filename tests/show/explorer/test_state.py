@@ -515,7 +515,7 @@ def test_published_data_have_title_author_date_and_link():
     assert source["link"].startswith("https://github.com/LambdaLabsML/")
     own = dsnb.published("h100").head(3).assign(date_utc=["2026-11-25T10:00:00"] * 3)
     (source,) = of_page(own)["sources"]
-    assert (source["about"], source["link"]) == (", published by dsnb, 2026-11-25", "")
+    assert (source["about"], source["link"]) == (", measured with dsnb, 2026-11-25", "")
 
 
 def test_an_unstable_setting_is_the_last_baseline():
