@@ -13,11 +13,18 @@ from dsnb.prediction.explanation import changes, doubt, no_fit, shares_of_step
 from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
-from dsnb.results.answers.decide import PREDICTED, is_tight, tight
+from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.lines import Line, height, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded, significant
+from dsnb.results.runs.number_text import (
+    CARD_DIGITS,
+    amount,
+    duration_within,
+    fixed,
+    significant,
+    supported,
+)
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.training import file_name
@@ -74,22 +81,27 @@ def lines(
 
 
 def _title(search: Search, experiment: Experiment, is_marked: bool) -> Line:
+    run = {"gpus": experiment.gpus, "gpu_name": search.target.hardware.gpu.name}
+    if search.target.device == "cpu":
+        run = {"gpus": experiment.gpus, "device": "cpu"}
+    return title(experiment, search.question, labels.place(run), is_marked)
+
+
+def title(experiment: Experiment, question: Question, place: str, is_marked: bool) -> Line:
+    """Return what is trained on which GPUs; a mark says that some of it was assumed."""
     trained = ""
     if experiment.lora_rank:
         trained = "with LoRA"
     data = ""
     if experiment.data != "synthetic":
         data = labels.axis("data").describe(experiment.data)
-    run = {"gpus": experiment.gpus, "gpu_name": search.target.hardware.gpu.name}
-    if search.target.device == "cpu":
-        run = {"gpus": experiment.gpus, "device": "cpu"}
     return line(
         "title",
         model=file_name(experiment.model),
         trained=trained,
         data=data,
-        place=labels.place(run),
-        tokens=amount(search.question.tokens),
+        place=place,
+        tokens=amount(question.tokens),
         batch=fixed(experiment.global_batch_size),
         length=fixed(experiment.seq_len),
         mark=MARK if is_marked else "",
@@ -109,8 +121,9 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
         times = ""
         facts["rates"] = ""
     facts |= bounds | {"time": time, "times": times}
-    facts["rate"] = rounded(shown["tokens_per_s"])
-    facts["hours"] = rounded(shown["gpu_hours"])
+    error = best["tokens_per_s_error_pct"] / 100
+    facts["rate"] = supported(shown["tokens_per_s"], error, CARD_DIGITS)
+    facts["hours"] = supported(shown["gpu_hours"], error, CARD_DIGITS)
     yield line("time", **facts)
     if best["basis"] == PREDICTED:
         part, share = next(iter(shares_of_step(best).items()))

@@ -20,7 +20,7 @@ from dsnb.show.form.recommend import only_task
 from tests.support.refusals import message_of
 
 TINY = Experiment(model="opt-tiny", device="cuda")
-FORMS_OF_LINKS = "use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node"
+FORMS_OF_LINKS = "use nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node (Ethernet without RDMA)"
 FINITE = "give a finite number of 0 or more"
 
 
