@@ -72,7 +72,10 @@ class Predictions {
     const figures = (place) => ({ rate: this.value("tokens_per_s", place, state), memory: this.value("peak_allocated_gib", place, state) });
     const options = this.shown({ task: state.task })
       .filter((place) => this.fit[place] !== "no" && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
-      .map((place) => answer.option({ at: place, setting: this.settings[place], ...figures(place), gpus: this.gpus[place], kind: this.kinds[place], power: null, basis: "predicted" }))
+      .map((at) => answer.option({
+        at, setting: this.settings[at], ...figures(at), gpus: this.gpus[at], kind: this.kinds[at],
+        place: `${this.gpus[at]} ${this.kinds[at]}`, power: null, basis: "predicted",
+      }))
       .filter((option) => option[least] > 0);
     if (!options.length) return undefined;
     const smallest = (some) => some.reduce((one, other) => (other[least] < one[least] ? other : one));
