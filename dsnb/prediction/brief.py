@@ -202,23 +202,32 @@ def _certainty(search: Search, result: SearchResult, best: "pd.Series[Any]") -> 
     hardware = search.target.hardware
     if best["basis"] != PREDICTED:
         return line("measured", basis=str(best["basis"]).capitalize())
-    experiment = search.asked[str(best.name)]
     facts = {"loop": "your loop" if hardware.loop else ""}
     warnings = "; ".join(_warnings(search, result, best))
     if warnings:
         return line("warned", warnings=warnings, **facts)
-    nodes = hardware.link.nodes(experiment)
-    in_short = nearest.in_short(experiment, hardware.gpu, nodes)
-    return line("predicted", nearest=in_short, **facts)
+    return line("predicted", nearest=nearest_in_short(search, str(best.name)), **facts)
+
+
+def nearest_in_short(search: Search, name: str) -> str:
+    """Return the measured run that is nearest to a candidate."""
+    hardware = search.target.hardware
+    experiment = search.asked[name]
+    return nearest.in_short(experiment, hardware.gpu, hardware.link.nodes(experiment))
 
 
 def _warnings(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Iterator[str]:
     """Yield what the reader must know before relying on a predicted setting."""
-    experiment = search.asked[str(best.name)]
     if is_tight(best):
         yield say("warning.tight")
     if best["days"] > MAX_DAYS:
         yield say("warning.too_slow", **card.needed_gpus(result.options, search.question))
+    yield from lasting_warnings(search, best)
+
+
+def lasting_warnings(search: Search, best: "pd.Series[Any]") -> Iterator[str]:
+    """Yield what the reader must know of a setting with room, whatever the tokens."""
+    experiment = search.asked[str(best.name)]
     if offloads(experiment) and math.isnan(best["host_memory_gib"]):
         yield say("warning.host_memory")
     elif offloads(experiment) and math.isnan(search.target.hardware.host_gib):

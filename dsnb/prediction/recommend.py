@@ -106,10 +106,22 @@ def recommend(
     return answers
 
 
-def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
-    """Return the best of all settings for a model; with offload if nothing else fits."""
+@dataclass(frozen=True)
+class Found:
+    """The search for the best setting of a model, and what was assumed for it."""
+
+    search: Search
+    result: SearchResult
+    training: Training
+    assumed: Sequence[str]
+    """What was assumed, in words."""
+    least_gpus: int
+    """The smallest power of two of GPUs that fits; 0 if none does, or on CPUs."""
+
+
+def found(scope: Scope, target: Target, budget: Budget) -> Found:
+    """Find the best of all settings for a model; with offload if nothing else fits."""
     training, assumed = _training(scope, target)
-    link = target.link
     if scope.least_gpus:
         least = smallest(training, target)
         if not least:
@@ -123,21 +135,29 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     target.predictable(asked[:1])
     is_cpu = target.device == "cpu"
     search = _search(asked, target, budget, beside=[] if is_cpu else _lightest(training))
-    result = search.refined(search.best(), training.pinned)
+    result = search.refined(search.ranked(), training.pinned)
     offloaded = [] if result.chosen else built_in.candidates(training, offloaded=True)
     if offloaded:
         with_offload = _search(offloaded, target, budget)
         result = with_offload.best()
         if result.chosen or with_offload.table["fits"].notna().any():
             search = with_offload
-    more: list[Sentence] = []
     least = 0
     if not is_cpu:
         least = smallest(training, target)
-        more.append(out_of_reach(search))
-        more.append(say("least_gpus", least=least or ""))
     what = [*target.assumed, *assumed, *budget.assumed(asked)]
-    more.append(say("assumed", what="; ".join(what)))
+    return Found(search, result, training, what, least)
+
+
+def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
+    """Return the answer for a model."""
+    link = target.link
+    one = found(scope, target, budget)
+    more: list[Sentence] = []
+    if target.device != "cpu":
+        more.append(out_of_reach(one.search))
+        more.append(say("least_gpus", least=one.least_gpus or ""))
+    more.append(say("assumed", what="; ".join(one.assumed)))
     more = [sentence for sentence in more if sentence]
     given = {
         "gpu": target.gpu,
@@ -148,7 +168,10 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
         "tokens": budget.tokens,
     }
     names = [name for name, value in given.items() if not value]
-    return _answer(search, result, more, offloaded=True, assumed=names, least_gpus=least)
+    least = one.least_gpus
+    return _answer(
+        one.search, one.result, more, offloaded=True, assumed=names, least_gpus=least
+    )
 
 
 def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
@@ -464,7 +487,7 @@ def forecast(
         search.trace(list(search.asked))
         result = search.best()
         answer = _among(search, result, budget.assumed(of_task))
-        table = decide(result.table, search.question).table
+        table = decide(search.described(list(search.asked)), search.question).table
         fitting = _fitting(table, target)
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
         table = table.loc[order.sort_values(kind="stable").index, FORECAST]

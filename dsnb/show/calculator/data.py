@@ -1,0 +1,260 @@
+"""The answers of the calculator, `answers.json.gz`, which `python -m docs.make_calculator` computes.
+
+A cell is a model, a GPU, a number of GPUs, a sequence length, and whether LoRA trains it. Its record
+has the texts of a recommendation's lines that do not depend on the tokens to train on, and the
+speeds that the others follow from. The file has a column for each field: its distinct values, and
+the place of each cell's among them.
+"""
+
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsnb.base.formulas import model_shapes, planning
+from dsnb.base.formulas.model_shapes import PRESETS
+from dsnb.prediction import gpus, nearest, shapes, tuned
+from dsnb.prediction.candidates import usual_length
+from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.target import USUAL_NETWORK
+from dsnb.results.answers.lines import Line, line, note
+from dsnb.results.answers.sentences import PHRASES, say
+from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import amount, duration_within, fixed, significant
+from dsnb.version import __version__
+
+FILE = Path(__file__).with_name("answers.json.gz")
+WHOLE, ADAPTED = "full", "lora"
+SETTINGS: Mapping[str, Mapping[str, Any]] = {WHOLE: {}, ADAPTED: {"lora_rank": 16}}
+"""Fixed settings of each way to train."""
+ALTERNATIVES = 3
+CELLS = {"train": 1, "speed": 3, "memory": 3}
+CELLS |= {f"alternative{place}": 4 for place in range(1, ALTERNATIVES + 1)}
+"""Kept lines, and their cells beside the label."""
+TEXTS = ["no", "warnings", "nearest"]
+TEXTS += [f"{role}.{place}" for role, number in CELLS.items() for place in range(number)]
+SPEEDS = ("rate", "low", "high", "least")
+"""Tokens/s of the setting and its range, and the GPU-seconds of a token with the setting that needs fewest."""
+DIGITS = 6
+"""Significant digits of speeds."""
+MISSING = -1
+"""Place of a cell without an answer."""
+
+
+class Cell(NamedTuple):
+    """What is asked."""
+
+    model: str
+    gpu: str
+    gpus: int
+    seq_len: int
+    trained: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What the calculator may be asked."""
+
+    models: Sequence[str]
+    gpus: Sequence[str]
+    counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    seq_lens: Sequence[int] = (2048, 4096, 8192, 32768)
+
+    def lengths(self, model: str) -> list[int]:
+        """Return the sequence lengths of a model, the usual one first."""
+        most = model_shapes.facts(model).get("positions") or math.inf
+        usual = usual_length(model)
+        return [usual, *(one for one in self.seq_lens if one != usual and one <= most)]
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield all cells in the order of the file."""
+        for model in self.models:
+            for trained in SETTINGS:
+                for length in self.lengths(model):
+                    for gpu in self.gpus:
+                        for number in self.counts:
+                            yield Cell(model, gpu, number, length, trained)
+
+
+GRID = Grid(
+    models=[name for name in PRESETS if not name.endswith("-tiny")],
+    gpus=(
+        "B200", "H200", "GH200", "H100", "H20", "A100", "A100-40GB", "MI300X", "L40S", "A10G", "L4",
+        "RTX PRO 6000", "RTX A6000", "RTX 5090", "RTX 4090", "RTX 3090", "V100",
+    ),
+)  # fmt: skip
+
+
+def settings(cell: Cell) -> dict[str, Any]:
+    """Return the fixed settings of a cell."""
+    return dict(SETTINGS[cell.trained])
+
+
+def link(cell: Cell) -> str:
+    """Return the link of a cell's GPUs."""
+    if cell.gpus > NODE_GPUS:
+        return USUAL_NETWORK
+    return "nvlink"
+
+
+def usual_tokens(cell: Cell) -> float:
+    """Return the tokens that a model is trained on if none are given."""
+    return planning.usual_tokens(shapes.shape(cell.model).parameters, cell.trained == ADAPTED)
+
+
+@cache
+def fingerprint() -> str:
+    """Return a hash of the data that predictions of the grid rest on: constants, measured runs, sheets and models."""
+    parts = [
+        tuned.TUNED,
+        [run._asdict() for run in nearest.runs()],
+        [asdict(gpus.find(name)) for name in GRID.gpus],
+        {name: PRESETS[name].config() for name in GRID.models},
+        {name: asdict(shapes.shape(name)) for name in GRID.models},
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def wording() -> str:
+    """Return a hash of the templates of the lines, whose texts records have."""
+    parts = [PHRASES["lines"], PHRASES["of_lines"], PHRASES["limits"]]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+
+def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
+    """Return the file of records; cells without one are missing."""
+    rows = [records.get(cell) for cell in GRID.cells()]
+    columns = {name: _column([_text(row, name) for row in rows]) for name in TEXTS}
+    for name in SPEEDS:
+        columns[name] = _column([_speed(row, name) for row in rows])
+    for name in ("batch", "tight"):
+        columns[name] = _column([(row or {}).get(name, 0) for row in rows])
+    content = {
+        "version": __version__,
+        "date": date,
+        "fingerprint": fingerprint(),
+        "columns": columns,
+    }
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def _text(row: Mapping[str, Any] | None, name: str) -> str | None:
+    if row is None:
+        return None
+    return str(row.get(name, ""))
+
+
+def _speed(row: Mapping[str, Any] | None, name: str) -> float:
+    value = (row or {}).get(name)
+    if value is None or math.isnan(value):
+        return 0
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _column(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the distinct values, and the place of each."""
+    places: dict[Any, int] = {}
+    found = []
+    for value in values:
+        if value is None:
+            found.append(MISSING)
+            continue
+        found.append(places.setdefault(value, len(places)))
+    return {"values": list(places), "places": found}
+
+
+class Table:
+    """The answers of a file."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.version: str = content["version"]
+        self.date: str = content["date"]
+        self.fingerprint: str = content["fingerprint"]
+        self._columns = content["columns"]
+
+    @cached_property
+    def _places(self) -> dict[Cell, int]:
+        return {cell: place for place, cell in enumerate(GRID.cells())}
+
+    def record(self, cell: Cell) -> dict[str, Any] | None:
+        """Return the record of a cell; None if it was not computed."""
+        place = self._places[cell]
+        found = {}
+        for name, column in self._columns.items():
+            if column["places"][place] == MISSING:
+                return None
+            found[name] = column["values"][column["places"][place]]
+        return found
+
+
+@cache
+def load() -> Table:
+    """Return the answers of the package."""
+    return Table(json.loads(gzip.decompress(FILE.read_bytes())))
+
+
+def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) -> list[Line]:
+    """Return the lines of a recommendation; the page makes the same ones."""
+    tokens = tokens or usual_tokens(cell)
+    shown = [_title(cell, record, tokens)]
+    if record["no"]:
+        return [*shown, *(note(text) for text in record["no"].split("\n"))]
+    shown.append(Line("train", (line("train", setting="-").cells[0], record["train.0"])))
+    time = line("time", **time_facts(cell, record, tokens))
+    kept = [("time", time.cells[0], time.cells[1:])]
+    for role in ("speed", "memory"):
+        label = line(role).cells[0]
+        kept.append((role, label, [record[f"{role}.{place}"] for place in range(CELLS[role])]))
+    label = "Or"
+    for place in range(1, ALTERNATIVES + 1):
+        texts = [record[f"alternative{place}.{column}"] for column in range(4)]
+        kept.append(("alternative", label, texts))
+        label = " "
+    shown += [Line(role, (label, *texts)) for role, label, texts in kept if texts[0]]
+    return [*shown, _certainty(cell, record, tokens)]
+
+
+def _title(cell: Cell, record: Mapping[str, Any], tokens: float) -> Line:
+    return line(
+        "title",
+        model=cell.model,
+        trained="LoRA" if cell.trained == ADAPTED else "",
+        place=labels.place({"gpus": cell.gpus, "gpu_name": cell.gpu}),
+        tokens=amount(tokens),
+        batch=fixed(record["batch"]),
+        length=fixed(cell.seq_len),
+    )
+
+
+def time_facts(cell: Cell, record: Mapping[str, Any], tokens: float) -> dict[str, str]:
+    """Return the facts of the line on time."""
+    hours = tokens / record["rate"] / 3600
+    low, high = (tokens / (record[end] or math.nan) / 3600 for end in ("high", "low"))
+    time, times = duration_within(hours, low, high)
+    if record["tight"]:
+        time = f"at least {time}"
+        times = ""
+    hours_of_gpus = significant(cell.gpus * hours)
+    return {"time": time, "times": times, "hours": hours_of_gpus, "unit": "GPU"}
+
+
+def _certainty(cell: Cell, record: Mapping[str, Any], tokens: float) -> Line:
+    warnings = []
+    if record["tight"]:
+        warnings.append(say("warning.tight"))
+    if tokens / record["rate"] / 86400 > planning.MAX_DAYS:
+        needed = planning.gpus_needed(record["least"] * tokens / 3600)
+        warnings.append(say("warning.too_slow", needed=fixed(needed), unit="GPU"))
+    if record["warnings"]:
+        warnings.append(record["warnings"])
+    if warnings:
+        return line("warned", warnings="; ".join(warnings))
+    return line("predicted", nearest=record["nearest"])
