@@ -1,16 +1,15 @@
-"""Compute the answers of the calculator: `python -m docs.make_calculator`, again after constants of predictions change.
+"""Compute the answers of the calculator: `python -m docs.make_calculator`, again after predictions change.
 
 Every model of `GRID` on every GPU, number of GPUs and sequence length, trained whole and by LoRA, is asked of
-`dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Each answer is kept in the user's cache as it is found,
-so an interrupted build goes on where it was; `--pack` writes what there is. Two processes find answers, a group of all
-GPUs at a time: what candidates need and do does not depend on the GPU, and is computed once (`remembered`).
+`dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Answers are kept in the user's cache, so an
+interrupted build goes on where it was; `--pack` writes what there is. A process finds the answers of all GPUs at a
+time: what candidates need and do does not depend on the GPU, and is computed once (`shared`).
 
 `--check 300` compares as many random cells with `dsnb recommend`.
 """
 
 import argparse
 import datetime
-import json
 import multiprocessing
 import random
 import sys

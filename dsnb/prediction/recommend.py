@@ -169,9 +169,7 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     }
     names = [name for name, value in given.items() if not value]
     least = one.least_gpus
-    return _answer(
-        one.search, one.result, more, offloaded=True, assumed=names, least_gpus=least
-    )
+    return _answer(one.search, one.result, more, offloaded=True, assumed=names, least_gpus=least)
 
 
 def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:

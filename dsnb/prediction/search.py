@@ -103,9 +103,10 @@ class Search:
         on = self.target.hardware
         added = {}
         for one in asked:
+            on_gpu = one
             if one.device != "cuda":
-                one = one.model_copy(update={"device": "cuda"})
-            added[one.name_with_model] = one
+                on_gpu = one.model_copy(update={"device": "cuda"})
+            added[on_gpu.name_with_model] = on_gpu
         names = list(added)
         ones = list(added.values())
         self.asked |= added
@@ -165,7 +166,9 @@ class Search:
     def _as_measured(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return a table with measured figures in place of predicted ones."""
         if self._measured is not None:
-            measured = self._measured.reindex(columns=self._measured.columns.intersection(table.columns))
+            measured = self._measured.reindex(
+                columns=self._measured.columns.intersection(table.columns)
+            )
             measured = measured[measured.index.isin(table.index)]
             table.loc[measured.index, measured.columns] = measured
         return table

@@ -140,6 +140,7 @@ def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
         "version": __version__,
         "date": date,
         "fingerprint": fingerprint(),
+        "wording": wording(),
         "columns": columns,
     }
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
@@ -178,11 +179,19 @@ class Table:
         self.version: str = content["version"]
         self.date: str = content["date"]
         self.fingerprint: str = content["fingerprint"]
+        self.wording: str = content["wording"]
         self._columns = content["columns"]
 
     @cached_property
     def _places(self) -> dict[Cell, int]:
         return {cell: place for place, cell in enumerate(GRID.cells())}
+
+    @cached_property
+    def asked(self) -> set[tuple[str, int]]:
+        """The models and sequence lengths with answers."""
+        places = self._columns["no"]["places"]
+        pairs = zip(self._places, places, strict=True)
+        return {(cell.model, cell.seq_len) for cell, place in pairs if place != MISSING}
 
     def record(self, cell: Cell) -> dict[str, Any] | None:
         """Return the record of a cell; None if it was not computed."""
@@ -195,10 +204,15 @@ class Table:
         return found
 
 
+def read(content: bytes) -> Table:
+    """Return the answers of a file."""
+    return Table(json.loads(gzip.decompress(content)))
+
+
 @cache
 def load() -> Table:
     """Return the answers of the package."""
-    return Table(json.loads(gzip.decompress(FILE.read_bytes())))
+    return read(FILE.read_bytes())
 
 
 def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) -> list[Line]:
@@ -209,7 +223,7 @@ def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) ->
         return [*shown, *(note(text) for text in record["no"].split("\n"))]
     shown.append(Line("train", (line("train", setting="-").cells[0], record["train.0"])))
     time = line("time", **time_facts(cell, record, tokens))
-    kept = [("time", time.cells[0], time.cells[1:])]
+    kept: list[tuple[str, str, Sequence[str]]] = [("time", time.cells[0], time.cells[1:])]
     for role in ("speed", "memory"):
         label = line(role).cells[0]
         kept.append((role, label, [record[f"{role}.{place}"] for place in range(CELLS[role])]))
