@@ -10,6 +10,7 @@ time: what candidates need and do does not depend on the GPU, and is computed on
 
 import argparse
 import datetime
+import hashlib
 import multiprocessing
 import random
 import sys
@@ -23,7 +24,17 @@ from typing import Any
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import cache as user_cache
 from dsnb.base.files import json_files
-from dsnb.prediction import brief, candidates, predict, recommend, search, step_time, traces
+from dsnb.prediction import (
+    brief,
+    candidates,
+    explanation,
+    nearest,
+    predict,
+    recommend,
+    search,
+    step_time,
+    traces,
+)
 from dsnb.prediction.recommend import Found, Scope, found
 from dsnb.prediction.target import Budget, Target
 from dsnb.results.answers import card
@@ -34,6 +45,8 @@ from dsnb.show.calculator.data import GRID, Cell
 
 SEED = 1
 PROCESSES = 2
+OF_TOKENS = ("warning.too_slow", "warning.tight")
+"""Warnings that the page makes itself."""
 FIRST = (
     "llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-70b", "qwen2.5-7b", "qwen3-0.6b", "qwen3-8b",
     "mistral-7b", "gpt2", "gpt2-xl", "opt-1.3b", "llama-2-7b", "pythia-1.4b", "gemma-2-2b", "phi-4", "mixtral-8x7b",
@@ -74,8 +87,10 @@ def record(one: Found) -> dict[str, Any]:
     cells["high"] = best["tokens_per_s_high"]
     cells["least"] = result.options["gpu_hours"].min() * 3600 / search_.question.tokens
     cells["tight"] = int(is_tight(best))
-    cells["warnings"] = "; ".join(brief.lasting_warnings(search_, best))
-    cells["nearest"] = brief.nearest_in_short(search_, name)
+    warnings = brief.warnings_of(search_, result, best)
+    cells["warnings"] = "; ".join(one for one in warnings if one.name not in OF_TOKENS)
+    on = search_.target.hardware
+    cells["nearest"] = nearest.in_short(experiment, on.gpu, on.link.nodes(experiment))
     return cells
 
 
@@ -193,7 +208,11 @@ def _home() -> Path:
     home = user_cache.home()
     if home is None:
         sys.exit("answers are kept in the cache of dsnb, and there is none: set DSNB_CACHE")
-    return home / "calculator" / f"{data.fingerprint()}-{data.wording()}"
+    code = hashlib.sha256()
+    for module in (brief, explanation, search):
+        code.update(Path(str(module.__file__)).read_bytes())
+    named = [data.fingerprint(), data.wording(), code.hexdigest()[:8]]
+    return home / "calculator" / "-".join(named)
 
 
 def _file(cell: Cell) -> Path:

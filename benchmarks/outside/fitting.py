@@ -52,24 +52,28 @@ def fittable(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     return found
 
 
-def step_times_s(rows: Sequence[Row], gains: Gains) -> NDArray[np.float64]:
-    """Return the step time of each row with these gains."""
-    counts = stack([row.counts() for row in rows])
-    in_use = np.array([_gains(row) for row in rows]).T
-    products, attention, memory, triton = np.exp(gains)
-    is_triton = [row.kernel == TRITON for row in rows]
-    kernel = np.where(is_triton, triton / in_use[3], 1.0)
-    changed = replace(
-        counts,
-        peak_flops=counts.peak_flops * products / in_use[0],
-        attention_flops_per_s=counts.attention_flops_per_s
-        * products
-        * attention
-        * kernel
-        / (in_use[0] * in_use[1]),
-        memory_bytes_per_s=counts.memory_bytes_per_s * memory / in_use[2],
-    )
-    return np.asarray(parts(changed, DEFAULT).step_time_s)
+class StepTimes:
+    """The step time of each row as a function of the gains."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._counts = stack([row.counts() for row in rows])
+        self._in_use = np.array([_gains(row) for row in rows]).T
+        self._is_triton = [row.kernel == TRITON for row in rows]
+
+    def __call__(self, gains: Gains) -> NDArray[np.float64]:
+        """Return the step times in seconds."""
+        counts = self._counts
+        in_use = self._in_use
+        products, attention, memory, triton = np.exp(gains)
+        kernel = np.where(self._is_triton, triton / in_use[3], 1.0)
+        of_attention = products * attention * kernel / (in_use[0] * in_use[1])
+        changed = replace(
+            counts,
+            peak_flops=counts.peak_flops * products / in_use[0],
+            attention_flops_per_s=counts.attention_flops_per_s * of_attention,
+            memory_bytes_per_s=counts.memory_bytes_per_s * memory / in_use[2],
+        )
+        return np.asarray(parts(changed, DEFAULT).step_time_s)
 
 
 def _gains(row: Row) -> list[float]:
@@ -94,16 +98,17 @@ def fit(rows: Sequence[Row], prior: Gains = PRIOR, spread: NDArray[np.float64] =
     targets = np.log(measured_s(rows))
     of_source = Counter(row.source for row in rows)
     shares = np.array([of_source[row.source] ** -0.5 for row in rows])
+    step_times_s = StepTimes(rows)
     gains = prior
     for _ in range(STEPS):
-        error = np.log(step_times_s(rows, gains)) - targets
+        error = np.log(step_times_s(gains)) - targets
         usual = FIT.outlier * max(FIT.noise, float(np.median(np.abs(error))))
         huber = np.minimum(1, usual / np.maximum(np.abs(error), 1e-12))
         weights = np.sqrt(shares * huber) / FIT.noise
         slopes = []
         for step in STEP * np.eye(len(prior)):
-            higher = np.log(step_times_s(rows, gains + step))
-            lower = np.log(step_times_s(rows, gains - step))
+            higher = np.log(step_times_s(gains + step))
+            lower = np.log(step_times_s(gains - step))
             slopes.append((higher - lower) / (2 * STEP) * weights)
         system = np.vstack([np.array(slopes).T, np.diag(1 / spread)])
         goal = np.concatenate([-error * weights, (prior - gains) / spread])
@@ -126,7 +131,7 @@ def left_out(rows: Sequence[Row]) -> dict[str, tuple[int, float, float]]:
         gains = PRIOR
         if others:
             gains = fit(others)
-        logs = np.log(measured_s(own) / step_times_s(own, gains))
+        logs = np.log(measured_s(own) / StepTimes(own)(gains))
         mean = 100 * float(np.expm1(np.abs(logs).mean()))
         found[source] = (len(own), mean, 100 * float(np.expm1(logs.mean())))
     return found

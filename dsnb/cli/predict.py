@@ -12,7 +12,7 @@ import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.base.system import signals
 from dsnb.cli.known import print_known
-from dsnb.cli.printing import Format, say, say_line, show, table_width
+from dsnb.cli.printing import UNLIMITED, Format, say, say_line, show, table_width
 from dsnb.cli.sweep import Params, Set, option, parse_overrides
 from dsnb.measure.sweep.params import is_params, left_out_lines
 from dsnb.results.runs.labels import count
@@ -35,13 +35,12 @@ USUAL_TOKENS = "20 per parameter; 50M with LoRA or pretrained weights"
 SLOW = ("dsnb.prediction.traces", "dsnb.show.form.measure")
 """Modules that log what takes long."""
 CAVEATS = {
-    "nearest": "nearest run,",
-    "outside": "not covered by the calibration:",
-    "probe": "adjusted by the",
+    "nearest": ("nearest run to the first,", 1),
+    "outside": ("not covered by the calibration:", 3),
+    "probe": ("adjusted by the", 3),
 }
-"""Columns of predictions that say how their figures came about, and words before them."""
-MAX_CAVEATS = 3
-"""Different ones that are printed, those of the first settings; JSON and CSV have all."""
+"""Columns of predictions that say how their figures came about, words before them, and how many
+different ones are printed, those of the first settings; JSON and CSV have all."""
 SIZES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -116,6 +115,7 @@ def predict(
         say(note, err=format_.is_data)
     if runs is not None:
         say_line(_of_loop(runs, link), err=format_.is_data)
+    say_line(f"Next: dsnb recommend {params} --gpu {gpu}", err=format_.is_data)
 
 
 def _of_loop(runs: Any, link: str) -> str:
@@ -210,6 +210,7 @@ def recommend(
     """
     from dsnb.prediction.recommend import Scope
     from dsnb.prediction.target import Budget, Target
+    from dsnb.results.answers.lines import note
     from dsnb.show.form import recommend as form
 
     fixed = parse_overrides(set_ or [])
@@ -233,19 +234,26 @@ def recommend(
         raise typer.Exit(signals.INTERRUPTED) from None
     if write:
         form.only_task(answers, "write")
-    _print_answers(answers, why, err=format_.is_data)
-    if all_ or format_ is not Format.table:
+    is_data = format_.is_data
+    _print_answers(answers, why, err=is_data)
+    is_shown = all_ or format_ is not Format.table
+    if is_shown:
         _show_tables(answers, format_, currency)
     fits = [answer for answer in answers if len(answer.table)]
-    given = {"--why": why, "--all": all_ or format_ is not Format.table or not fits}
+    for sentence in form.write(write, answers[0]) if write and fits else []:
+        _say_lines([note(sentence)], is_data)
+    options = {"--all": bool(fits) and not is_shown, "--why": not why}
+    there = ""
     if len(answers) == len(fits) == 1:
-        measuring = "--measure 3" if on.installed else "there: --measure 3"
-        given |= {"--write plan": bool(write), measuring: bool(measure)}
-    _print_next(answers[0].assumed, given, format_.is_data)
+        options = {"--write plan": not write, **options, "--measure 3": not measure}
+        if options["--measure 3"] and not on.installed:
+            there = "--measure 3"
+            options[there] = False
+    if write and fits:
+        options = {f"dsnb sweep {write / 'params.yaml'}": True, **options}
+    _print_next(answers[0].assumed, options, there, is_data)
     if not fits:
         raise typer.Exit(1)
-    for sentence in form.write(write, answers[0]) if write else []:
-        say(sentence, err=format_.is_data)
 
 
 def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
@@ -263,13 +271,13 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
             _say_lines([note(sentence) for sentence in answer.sentences], err)
 
 
-def _print_next(assumed: Sequence[str], given: dict[str, bool], err: bool) -> None:
-    """Print the options whose values were assumed, and those to go on with that are not `given`."""
+def _print_next(assumed: Sequence[str], options: dict[str, bool], there: str, err: bool) -> None:
+    """Print the options whose values were assumed, and those to go on with here and `there`, with such GPUs."""
     from dsnb.results.answers.lines import line
 
-    names = [f"--{name.replace('_', '-')}" for name in assumed]
-    options = [name for name, is_given in given.items() if not is_given]
-    _say_lines([line("next", assumed=", ".join(names), options=", ".join(options))], err)
+    names = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
+    following = ", ".join(name for name, is_useful in options.items() if is_useful)
+    _say_lines([line("next", assumed=names, options=following, there=there)], err)
 
 
 def _say_lines(lines: Sequence[Any], err: bool) -> None:
@@ -335,7 +343,7 @@ def _range_notes(table: Any) -> Iterator[str]:
     promised = table[table["tokens_per_s_error_pct"].notna()]
     for first in promised.head(1).to_dict("records"):
         measured_on = first["step_time_error_on"]
-        yield f"ranges of tokens/s and days cover 80 % of such predictions, the first by {measured_on}"
+        yield f"ranges of tokens/s and time cover 80 % of such predictions, the first by {measured_on}"
         yield from filter(None, [bases(first)])
 
 
@@ -402,11 +410,12 @@ def _show(
         say(f"{spec.name}: {spec.memory_gib:.1f} GiB, {left:.1f} of them for tensors")
     if "worse_pct" in numbers:
         texts.insert(0, "worse", [f"{worse:.1f} %" for worse in numbers["worse_pct"]])
-    show(numbers, texts.loc[:, (texts != "").any()], format_)
-    for column, about in CAVEATS.items():
+    is_narrow = table_width() < UNLIMITED
+    show(numbers, texts.loc[:, (texts != "").any()], format_, fit=is_narrow)
+    for column, (about, most) in CAVEATS.items():
         if column == "nearest" and not gpu:  # a recommendation says it above its table
             continue
         caveats = [one for one in numbers.get(column, numbers.index[:0]).unique() if one]
-        for caveat in caveats[:MAX_CAVEATS]:
+        for caveat in caveats[:most]:
             if caveat not in said:
                 say(f"{about} {caveat}", err=format_.is_data)

@@ -89,12 +89,15 @@ def show(numbers: Any, texts: Any, format_: Format, fit: bool = False) -> None:
         for cells in (heading, sides, *rows):
             typer.echo(f"| {' | '.join(cells)} |")
     elif fit:
-        from dsnb.cli.summary_table import short_names
+        from dsnb.results.runs.names import short_names
 
         shared, names = short_names([str(name) for name in texts.index], "_")
         if shared:
             say(f"in every name: {shared}")
-        _print_table(texts.set_axis(names).rename_axis(texts.index.name), table_width())
+        table = texts.set_axis(names).rename_axis(texts.index.name)
+        left_out = _print_table(table, table_width())
+        if left_out:
+            say(f"no room for {', '.join(left_out)}: use a wider terminal, or --format csv")
     else:
         _print_table(texts)
 
@@ -106,14 +109,16 @@ def table_width() -> int:
     return UNLIMITED
 
 
-def _print_table(texts: Any, width: int = UNLIMITED) -> None:
-    """Print a table of texts, without the last columns if it is too wide; figures are never cut."""
-    lines = ["  ".join(cells) for cells in _padded(texts)]
-    if len(texts.columns) > MIN_COLUMNS and cell_len(lines[0]) > width:
-        _print_table(texts.iloc[:, :-1], width)
-        return
+def _print_table(texts: Any, width: int = UNLIMITED) -> list[str]:
+    """Print a table of texts, and return the last columns that it has no room for; figures are never cut."""
+    shown = texts
+    lines = ["  ".join(cells) for cells in _padded(shown)]
+    while len(shown.columns) > MIN_COLUMNS and cell_len(lines[0]) > width:
+        shown = shown.iloc[:, :-1]
+        lines = ["  ".join(cells) for cells in _padded(shown)]
     for line in lines:
         typer.echo(line)
+    return list(texts.columns[len(shown.columns) :])
 
 
 def _padded(table: Any, least: int = 0) -> list[list[str]]:

@@ -1,12 +1,13 @@
 """The summary for a terminal: a table for each task, the fastest setting first, with the columns that fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
+from dsnb.results.runs.names import short_names
 from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.flags import Flag, flags
 from dsnb.results.statistics.summary import summarize, unstable
@@ -94,16 +95,6 @@ def _causes(runs: pd.DataFrame) -> list[str]:
         more = len(bad) - MAX_CAUSES
         lines.append(f"not ok: {more} more; `dsnb report` lists every cause")
     return lines
-
-
-def short_names(names: Sequence[str], between: str = ", ") -> tuple[str, list[str]]:
-    """Return the common parts of all names, and the names without them; whole names if these would clash."""
-    parts = [name.split(between) for name in names]
-    shared = [part for part in parts[0] if all(part in other for other in parts)]
-    rest = [between.join(part for part in name if part not in shared) for name in parts]
-    if len(names) > 1 and all(rest) and len(set(rest)) == len(set(names)):
-        return between.join(shared), rest
-    return "", list(names)
 
 
 def _place(runs: pd.DataFrame) -> str:

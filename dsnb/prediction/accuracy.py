@@ -227,8 +227,9 @@ class Coverage(NamedTuple):
             if words in (GPU, FAMILY) and self.beside_nearest:
                 continue
             if name not in self.names[words]:
-                known = ", ".join(sorted(self.names[words]))
-                sentences.append(f"no calibration run used {words} {name}, only {known}")
+                known = ", ".join(sorted(self.names[words] - {"none"}))
+                only = f", only {known}" if known else ""
+                sentences.append(f"no calibration run used {words} {name}{only}")
         for words, number in counted.items():
             least, most = self.ranges[words]
             margin = LIMITS.range_margin

@@ -13,21 +13,23 @@ from dsnb.prediction.explanation import changes, doubt, no_fit, shares_of_step
 from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
-from dsnb.results.answers.decide import PREDICTED, is_tight
-from dsnb.results.answers.lines import Line, line, note
-from dsnb.results.answers.sentences import PHRASES, say
+from dsnb.results.answers.decide import PREDICTED, is_tight, tight
+from dsnb.results.answers.lines import Line, height, line, note
+from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, significant
+from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded, significant
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
 WORDS = PHRASES["of_lines"]
-DIGITS = 3
-"""Significant digits of a speed."""
 MAX_CHANGES = 30
 """Most characters of an alternative's main changes; further ones are remarks."""
 LEAST_PCT = 0.5
 """Smaller differences are rounding errors of whole per cents."""
+MAX_LINES = 9
+"""Most lines of 100 columns; a tenth has the options that were assumed, and those to go on with."""
+MANY_ASSUMED = 3
+"""With more assumed options, that line is two."""
 MARK = "*"
 
 
@@ -37,34 +39,43 @@ def lines(
     assumed: Sequence[str] = (),
     least_gpus: int = 0,
     offloaded: bool = False,
-) -> Iterator[Line]:
-    """Yield the lines of the recommended setting and its alternatives, or why there is none.
+) -> list[Line]:
+    """Return the lines of the recommended setting and its alternatives, or why there is none.
 
     `assumed` are the options that were not given. `least_gpus` is the smallest power of two of GPUs
-    that fits, 0 if that is unknown. `offloaded` says that offload was considered.
+    that fits, 0 if that is unknown. `offloaded` says that offload was considered. Bad news come
+    first, and the last alternatives are left out where the lines would be too many.
     """
     name = next(iter(search.asked))
     if result.chosen:
         name = result.chosen[0]
-    yield _title(search, search.asked[name], bool(assumed))
+    title = _title(search, search.asked[name], bool(assumed))
     if not result.chosen:
-        yield note(no_fit(search, offloaded, by_words=True))
+        unfit = [title, note(no_fit(search, offloaded, by_words=True))]
         if least_gpus:
-            yield note(say("least_gpus", least=least_gpus))
-        return
+            unfit.append(note(say("least_gpus", least=least_gpus)))
+        return unfit
     best = result.options.loc[name]
-    yield line("train", setting=labels.setting(vars(search.asked[name])))
-    for one in _figures(search, best, least_gpus):
-        if one.cells[1]:
-            yield one
-    yield from _alternatives(search, result)
-    yield _certainty(search, result, best)
+    found = [title]
+    warnings = "; ".join(warnings_of(search, result, best))
+    if warnings:
+        found.append(line("warned", warnings=warnings[0].upper() + warnings[1:]))
+    found.append(line("train", setting=labels.setting(vars(search.asked[name]))))
+    found += [one for one in _figures(search, best, least_gpus) if one.cells[1]]
+    alternatives = list(_alternatives(search, result))
+    certainty = _certainty(search, best)
+    most = MAX_LINES
+    if len(assumed) > MANY_ASSUMED:
+        most -= 1
+    while alternatives[1:] and height([*found, *alternatives, certainty]) > most:
+        alternatives.pop()
+    return [*found, *alternatives, certainty]
 
 
 def _title(search: Search, experiment: Experiment, is_marked: bool) -> Line:
     trained = ""
     if experiment.lora_rank:
-        trained = "LoRA"
+        trained = "with LoRA"
     data = ""
     if experiment.data != "synthetic":
         data = labels.axis("data").describe(experiment.data)
@@ -91,37 +102,45 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
     shown = card.within_range(best)
     hours = 24 * shown["days"] * best["tokens_per_s"] / shown["tokens_per_s"]
     time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"])
+    bounds = {"least": "", "most": ""}
     if is_tight(best):
-        time = f"at least {time}"
+        bounds = WORDS["bounds"]
         times = ""
-    yield line("time", **facts | {"time": time, "times": times})
-    facts["rate"] = fixed(float(f"{shown['tokens_per_s']:.{DIGITS}g}"))
-    rates = facts["rates"]
-    if is_tight(best):
-        facts["rate"] = f"up to {facts['rate']}"
-        rates = ""
+        facts["rates"] = ""
+    facts |= bounds | {"time": time, "times": times}
+    facts["rate"] = rounded(shown["tokens_per_s"])
+    facts["hours"] = rounded(shown["gpu_hours"])
+    yield line("time", **facts)
     if best["basis"] == PREDICTED:
         part, share = next(iter(shares_of_step(best).items()))
         mfu = best["mfu"] * shown["tokens_per_s"] / best["tokens_per_s"]
         facts |= {"share": share, "part": WORDS["parts"].get(part, part)}
         facts["mfu"] = fixed(100 * mfu)
-    yield line("speed", **facts | {"rates": rates})
+    yield line("speed", **facts)
     room_gib = search.room_gib[str(best.name)]
     if search.target.device == "cpu" or math.isnan(best["memory_gib"]):
         return
     error_gib = best["memory_gib"] * best["peak_allocated_error_pct"] / 100
+    facts["headroom"] = significant(max(0.0, room_gib - best["memory_gib"]))
+    if is_tight(best):
+        facts["headroom"] = ""
     yield line(
         "memory",
         memory=facts["memory"],
         room=significant(room_gib),
         memory_gib=significant(error_gib, 1),
-        headroom=significant(max(0.0, room_gib - best["memory_gib"])),
-        host=_host(search, best, experiment),
+        left=say("left", headroom=facts["headroom"]) or _reserved(best),
+        host=_host(best, experiment),
         fewer=_fewer(experiment.gpus, least_gpus),
     )
 
 
-def _host(search: Search, best: "pd.Series[Any]", experiment: Experiment) -> str:
+def _reserved(row: "pd.Series[Any]") -> str:
+    """Return what torch would reserve, which decides where memory is tight."""
+    return say("reserved", reserved=significant(row["peak_reserved_gib"]))
+
+
+def _host(best: "pd.Series[Any]", experiment: Experiment) -> str:
     """Return the host memory that offload needs."""
     if not offloads(experiment) or math.isnan(best["host_memory_gib"]):
         return ""
@@ -129,7 +148,7 @@ def _host(search: Search, best: "pd.Series[Any]", experiment: Experiment) -> str
 
 
 def _fewer(gpus: int, least: int) -> str:
-    """Return whether fewer GPUs would fit the model."""
+    """Return how many GPUs have enough memory, if that is known."""
     if least and least < gpus:
         return say("fewer.enough", least=least)
     if least == gpus > 1:
@@ -147,46 +166,45 @@ def _alternatives(search: Search, result: SearchResult) -> Iterator[Line]:
         row = options.loc[other]
         worse_pct = 100 * (row[column] / options.loc[name, column] - 1)
         main, more = _split(changes(search.asked[name], search.asked[other]))
-        difference = _difference(worse_pct, search.question.objective)
-        remarks = [_remark(options.loc[[name, other]], worse_pct, difference, search), *more]
+        difference = _difference(options.loc[[name, other]], worse_pct, search)
+        remarks = [_remark(options.loc[[name, other]], difference, search), *more]
         yield line(
             "alternative",
             label=label,
             changes=main,
-            difference=difference or WORDS["equal"],
+            difference=difference,
             memory=significant(row["memory_gib"]),
             remark="; ".join(filter(None, remarks)),
         )
         label = " "
 
 
-def _remark(pair: pd.DataFrame, worse_pct: float, difference: str, search: Search) -> str:
-    """Return why the second setting is not recommended, or how sure its figures are."""
+def _remark(pair: pd.DataFrame, difference: str, search: Search) -> str:
+    """Return why the second setting is not recommended, or what its figures rest on."""
     first, second = pair["basis"]
     if is_tight(pair.iloc[1]):
-        return str(WORDS["tight"])
-    remark = ""
-    if not difference:
+        return _reserved(pair.iloc[1])
+    if difference == WORDS["equal"]:
         simple, other = (simplicity(search.asked[name]) for name in pair.index)
         if simple < other:
-            remark = WORDS["less_simple"]
-        return remark
-    if (pair["basis"] == PREDICTED).any() and abs(worse_pct) <= doubt(pair, search)[0]:
-        remark = WORDS["within"]
+            return str(WORDS["less_simple"])
     if first != second:
-        return ", ".join(filter(None, [second, remark]))
-    return remark
+        return str(second)
+    return ""
 
 
-def _difference(worse_pct: float, objective: str) -> str:
-    """Return by how much an alternative is worse; empty if it is as good: no more than `RELEVANCE` better."""
+def _difference(pair: pd.DataFrame, worse_pct: float, search: Search) -> str:
+    """Return by how much an alternative is worse, and the error of that; no more than `RELEVANCE` better is equal."""
     if -100 * RELEVANCE <= worse_pct < LEAST_PCT:
-        return ""
-    worse, better = WORDS["longer"][objective]
+        return str(WORDS["equal"])
+    worse, better = WORDS["longer"][search.question.objective]
     word = worse
     if worse_pct < 0:
         word = better
-    return f"{abs(worse_pct):.0f} % {word}"
+    error = ""
+    if (pair["basis"] == PREDICTED).any() and not tight(pair).any():
+        error = significant(doubt(pair, search)[0], 1)
+    return say("difference.predicted", by=fixed(abs(worse_pct)), error=error, word=word)
 
 
 def _split(changed: Sequence[str]) -> tuple[str, list[str]]:
@@ -197,41 +215,33 @@ def _split(changed: Sequence[str]) -> tuple[str, list[str]]:
     return ", ".join(changed[:number]), list(changed[number:])
 
 
-def _certainty(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Line:
-    """Return what the figures rest on; in one sentence with the bad news, if there is any."""
+def _certainty(search: Search, best: "pd.Series[Any]") -> Line:
+    """Return what the figures rest on."""
     hardware = search.target.hardware
     if best["basis"] != PREDICTED:
         return line("measured", basis=str(best["basis"]).capitalize())
-    facts = {"loop": "your loop" if hardware.loop else ""}
-    warnings = "; ".join(_warnings(search, result, best))
-    if warnings:
-        return line("warned", warnings=warnings, **facts)
-    return line("predicted", nearest=nearest_in_short(search, str(best.name)), **facts)
-
-
-def nearest_in_short(search: Search, name: str) -> str:
-    """Return the measured run that is nearest to a candidate."""
-    hardware = search.target.hardware
-    experiment = search.asked[name]
-    return nearest.in_short(experiment, hardware.gpu, hardware.link.nodes(experiment))
-
-
-def _warnings(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Iterator[str]:
-    """Yield what the reader must know before relying on a predicted setting."""
+    experiment = search.asked[str(best.name)]
+    facts = {"loop": "your loop" if hardware.loop else "", "ranges": WORDS["ranges"]}
     if is_tight(best):
-        yield say("warning.tight")
+        facts["ranges"] = ""
+    nodes = hardware.link.nodes(experiment)
+    in_short = nearest.in_short(experiment, hardware.gpu, nodes)
+    return line("predicted", nearest=in_short, **facts)
+
+
+def warnings_of(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Iterator[Sentence]:
+    """Yield what the reader must know before relying on a predicted setting, the worst first."""
+    experiment = search.asked[str(best.name)]
     if best["days"] > MAX_DAYS:
         yield say("warning.too_slow", **card.needed_gpus(result.options, search.question))
-    yield from lasting_warnings(search, best)
-
-
-def lasting_warnings(search: Search, best: "pd.Series[Any]") -> Iterator[str]:
-    """Yield what the reader must know of a setting with room, whatever the tokens."""
-    experiment = search.asked[str(best.name)]
+    if best["basis"] != PREDICTED:
+        return
+    if is_tight(best):
+        yield say("warning.tight")
     if offloads(experiment) and math.isnan(best["host_memory_gib"]):
         yield say("warning.host_memory")
     elif offloads(experiment) and math.isnan(search.target.hardware.host_gib):
-        yield say("warning.host")
+        yield say("warning.host", need=significant(best["host_memory_gib"]))
     if experiment.allocator == "default":
         yield say("warning.allocator")
     if best["outside"]:

@@ -26,8 +26,6 @@ CHANGED = (
     "optimizer", "gpus", "micro_batch_size", "grad_accum",
 )  # fmt: skip
 """Settings named where two settings differ, in this order, after the strategy."""
-_RECOMPUTED = {"activation_checkpointing": "checkpoint_every"}
-"""The setting that says which blocks are recomputed."""
 LIMITS: dict[str, list[str]] = PHRASES["limits"]
 """What can limit a step, and the parts of its time (`dsnb.prediction.step_time.StepTime`)."""
 
@@ -146,8 +144,8 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
     then = vars(after)
     differing = [name for name in first if first[name] != then[name]]
     named = dict.fromkeys(name for name in CHANGED if name in differing)
-    if "activation_checkpointing" in named and after.activation_checkpointing:
-        named = {_RECOMPUTED.get(name, name): None for name in named}
+    if "activation_checkpointing" in named:
+        named.pop("checkpoint_every", None)
     if "micro_batch_size" in named and before.global_batch_size == after.global_batch_size:
         named.pop("grad_accum", None)
     found = []

@@ -46,6 +46,7 @@ from dsnb.results.answers.decide import (
 )
 from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
+from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, count
 from dsnb.results.runs.number_text import amount, significant
 from dsnb.results.runs.table import as_runs
@@ -55,9 +56,9 @@ from dsnb.settings.experiment import Experiment
 from dsnb.settings.programs import DSNB
 
 FORECAST = [
-    "experiment", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
-    "host_memory_gib", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high", "tokens_per_s_error_pct", "days",
-    "days_low", "days_high", "gpu_hours", "cost", "outside",
+    "experiment", "setting", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct",
+    "peak_reserved_gib", "host_memory_gib", "tokens_per_s", "tokens_per_s_low", "tokens_per_s_high",
+    "tokens_per_s_error_pct", "days", "days_low", "days_high", "gpu_hours", "cost", "outside",
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 OF_SEARCH = [
@@ -488,6 +489,8 @@ def forecast(
         table = decide(search.described(list(search.asked)), search.question).table
         fitting = _fitting(table, target)
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
+        words = [labels.setting(vars(search.asked[name])) for name in table["experiment"]]
+        table = table.assign(setting=words)
         table = table.loc[order.sort_values(kind="stable").index, FORECAST]
         sentences = (fitting, *answer.sentences)
         lines = (*answer.lines, note(fitting))

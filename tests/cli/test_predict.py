@@ -76,7 +76,7 @@ def test_what_a_range_was_measured_on_is_said(
     monkeypatch.setattr(traces, "attempts", of_record)
     (tmp_path / "sizes.yaml").write_text(PARAMS)
     _, out, _ = dsnb(monkeypatch, "predict", tmp_path / "sizes.yaml", "--gpu", gpu, "--no-probe")
-    (said,) = [line for line in out.splitlines() if line.startswith("ranges of tokens/s and days")]
+    (said,) = [line for line in out.splitlines() if line.startswith("ranges of tokens/s and time")]
     assert measured_on in said
     others = [line for line in out.splitlines() if "own training loop" in line]
     assert bool(others) == is_told_apart

@@ -12,6 +12,7 @@ import dsnb
 from dsnb.base.files import plain_text
 from dsnb.cli import summary_table
 from dsnb.cli.printing import Format, _print_table, print_summary, show, table_width
+from dsnb.results.runs.names import short_names
 from tests.results.statistics.test_comparisons import runs_of
 from tests.support import made_up
 from tests.support.formulas import CELLS, formulas
@@ -130,9 +131,9 @@ def test_the_fastest_is_first_and_marked_and_what_names_have_in_common_stands_ab
 
 
 def test_names_that_would_clash_stay_whole():
-    assert summary_table.short_names(["a_x", "a_y"], "_") == ("a", ["x", "y"])
+    assert short_names(["a_x", "a_y"], "_") == ("a", ["x", "y"])
     for names in (["a_x", "a"], ["a_b_c", "c_a_b", "a_b_c_d"], ["a_x"]):
-        assert summary_table.short_names(names, "_") == ("", names)
+        assert short_names(names, "_") == ("", names)
 
 
 def test_settings_whose_words_are_equal_or_unknown_keep_their_names():

@@ -1,25 +1,16 @@
 """transformers' Trainer trains an adapted model as it trains the model itself, alone and on two ranks."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests import ROOT
-
-WORKER = "tests.workers.adapted_trainer"
+from tests.support.ranks import run_ranks
 
 
 def trained(tmp_path, ranks):
     """Return the losses of each training in the order of the worker's, by rank 0."""
-    result = tmp_path / "result.json"
-    command = [sys.executable, "-m", WORKER, str(result)]
-    if ranks > 1:
-        port = ["--standalone", "--nproc-per-node", str(ranks)]
-        command = [sys.executable, "-m", "torch.distributed.run", *port, "-m", WORKER, str(result)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=400, capture_output=True)
-    return json.loads(result.read_text())
+    run_ranks("tests.workers.adapted_trainer", tmp_path, ranks)
+    return json.loads((tmp_path / "result.json").read_text())
 
 
 @pytest.mark.process

@@ -1,9 +1,10 @@
-"""The lines of a recommendation: no one contradicts another, and bad news are one sentence."""
+"""The lines of a recommendation: none contradicts another, bad news come first, and ten are the most."""
 
 import pytest
 
-from dsnb.prediction import brief
+from dsnb.prediction import brief, ratio_errors
 from dsnb.prediction.search import SearchResult
+from dsnb.results.answers.lines import height
 from tests.prediction.made_up import given, searching, trace_nothing
 
 STAGES = [given(zero_stage=stage, gpus=8) for stage in (0, 1, 3)]
@@ -29,13 +30,19 @@ def test_a_faster_alternative_within_two_percent_counts_as_equal_and_is_less_sim
     first, second = alternatives(search)
     assert first[:2] == ("ZeRO 1", "equal")
     assert first[-1] == "less simple"
-    assert second[:2] == ("ZeRO 3", "25 % longer")
+    assert second[0] == "ZeRO 3"
+    assert second[1].startswith("25 ± ")
 
 
-def test_a_difference_smaller_than_the_error_of_predicted_ratios_is_marked():
-    far = searching(STAGES[:2], [100.0, 40.0])
-    near = searching(STAGES[:2], [100.0, 97.0])
-    assert [alternatives(one)[0][-1] for one in (far, near)] == ["", "within the error"]
+def test_a_difference_has_the_mean_error_of_predicted_ratios_unless_memory_is_tight():
+    asked = STAGES[:2]
+    ratios = ratio_errors.errors_for("H200", "nvlink")
+    error_pct, _ = ratio_errors.doubt(asked, [False, False], ratios)
+    far = searching(asked, [100.0, 40.0])
+    tight = searching(asked, [100.0, 80.0], tight=[False, True], peak_reserved_gib=140.0)
+    assert alternatives(far)[0][1] == f"150 ± {error_pct:.0f} % longer"
+    assert alternatives(tight)[0][1] == "25 % longer"
+    assert alternatives(tight)[0][-1] == "torch would reserve 140 GiB"
 
 
 def test_the_figure_and_its_range_have_one_unit():
@@ -44,20 +51,55 @@ def test_the_figure_and_its_range_have_one_unit():
     assert lines(search)["time"].cells[1:3] == ("23.1 hours", "19 to 28")
 
 
-def test_bad_news_replace_the_nearest_run_in_one_sentence():
-    usual = lines(searching(STAGES[:1], [100_000.0]))
-    assert "Nearest: " in usual["predicted"].cells[0]
-    tight = lines(searching(STAGES[:1], [100_000.0], tight=True))
-    assert "predicted" not in tight
-    assert "memory is tight, so the speed is not promised" in tight["warned"].cells[0]
-    assert tight["time"].cells[1].startswith("at least ")
+def test_bad_news_come_before_the_setting_in_one_sentence():
+    usual = brief.lines(searching(STAGES[:1], [100_000.0]), searching(STAGES[:1], [1e5]).best())
+    assert [one.role for one in usual] == ["title", "train", "time", "speed", "memory", "predicted"]
+    search = searching(STAGES[:1], [10.0], tight=True, peak_reserved_gib=140.0)
+    tight = brief.lines(search, search.best())
+    assert [one.role for one in tight[:3]] == ["title", "warned", "train"]
+    assert (
+        tight[1]
+        .cells[0]
+        .startswith(
+            "This takes over 365 days: 30 days would need 309 GPUs; memory is tight for what torch "
+            "reserves, so the speed is not promised"
+        )
+    )
 
 
-def test_a_smaller_number_of_gpus_that_fits_is_told():
+def test_a_tight_setting_has_bounds_and_what_torch_would_reserve():
+    search = searching(STAGES[:1], [100_000.0], tight=True, peak_reserved_gib=140.0)
+    found = lines(search)
+    assert found["time"].cells == (
+        "  time", "at least 2.78 hours", "", "at least 22.2 GPU-hours",
+    )  # fmt: skip
+    assert found["speed"].cells[1:3] == ("up to 100,000 tokens/s", "")
+    assert found["memory"].cells[-1] == "torch would reserve 140 GiB"
+    assert "ranges" not in found["predicted"].cells[0]
+
+
+def test_a_smaller_number_of_gpus_that_has_enough_memory_is_told():
     search = searching(STAGES[:1], [100_000.0])
-    for least, words in ((1, "; 1 GPU would be enough"), (8, "; half the GPUs are too few")):
-        assert lines(search, least_gpus=least)["memory"].cells[-1].endswith(words)
+    words = {
+        1: "; 1 GPU has enough memory, too",
+        4: "; 4 GPUs have enough memory, too",
+        8: "; fewer GPUs have too little memory",
+    }
+    for least, said in words.items():
+        assert lines(search, least_gpus=least)["memory"].cells[-1].endswith(said)
     assert lines(search)["memory"].cells[-1].endswith(" GiB left")
+
+
+def test_the_last_alternatives_are_left_out_where_more_than_ten_lines_would_be_needed():
+    sizes = (1, 2, 4, 8)
+    lean = {"offload": "all-cpu", "activation_checkpointing": True, "loss": "chunked"}
+    rates = [1e5, 9e4, 8e4, 7e4]
+    short = searching([given(zero_stage=3, gpus=8, micro_batch_size=size) for size in sizes], rates)
+    asked = [given(zero_stage=3, gpus=8, micro_batch_size=size, **lean) for size in sizes]
+    long = searching(asked, rates, tight=True, peak_reserved_gib=140.0)
+    assert len(alternatives(short)) == 3
+    assert len(alternatives(long)) == 1
+    assert [height(brief.lines(search, search.best())) for search in (short, long)] == [9, 10]
 
 
 def test_names_of_experiments_are_in_no_line():

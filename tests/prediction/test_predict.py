@@ -241,7 +241,7 @@ def test_fragmentation_is_named_where_the_allocator_is_torchs_default_one(run):
         _, out, _ = run(*command, "--set", f"allocator={allocator}")
         assert (words in " ".join(out.split())) == (allocator == "default")
     _, out, _ = run("recommend", "--set", "allocator=default")
-    assert "not run: torch's default allocator can need more memory" in " ".join(out.split())
+    assert "step * Torch's default allocator can need more memory" in " ".join(out.split())
 
 
 OFFLOADED = """
@@ -265,7 +265,7 @@ def test_offload_is_told_with_the_host_memory_that_it_needs(run):
         assert f" {fits} " in row
     _, out, _ = run("recommend", params=OFFLOADED)
     assert "GiB left; 31.5 GiB of host memory\n" in out
-    assert "the memory of the host is unknown (--host-memory)" in " ".join(out.split())
+    assert "* Whether the host has 31.5 GiB is unknown (--host-memory); no" in " ".join(out.split())
     _, out, _ = run("recommend", "--why", params=OFFLOADED)
     assert "offload needs 31.5 GiB; whether there is as much is unknown" in " ".join(out.split())
     _, out, _ = run("recommend", "--why", "--host-memory", "64", params=OFFLOADED)
@@ -280,7 +280,7 @@ def test_the_command_line_answers_for_each_task(run):
     code, out, _ = run("recommend", params=params)
     titles = [line.split(":")[0] for line in out.splitlines() if " a step *" in line]
     assert (code, titles) == (0, ["opt-1.3b on 8 H200", "opt-350m on 8 H200"])
-    assert out.endswith("\n* assumed: --gpu, --tokens. Next: --why, --all\n")
+    assert out.endswith("\n* assumed: --gpu, --tokens. Next: --all, --why\n")
     _, out, _ = run("recommend", "--all", params=params)
     *_, first, second = out.split("\n\n")
     assert "opt-350m_" not in first

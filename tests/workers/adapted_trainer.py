@@ -3,7 +3,7 @@
 import copy
 import functools
 import json
-import sys
+import os
 import tempfile
 from pathlib import Path
 
@@ -68,8 +68,12 @@ def trained(model, asks):
     return {"losses": losses, "evaluated": evaluated, "saved": saved}
 
 
-def main(result):
+def main(run_dir):
     """Train in all ways."""
+    rank = os.environ["RANK"]
+    if os.environ["WORLD_SIZE"] == "1":
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # a script that torchrun did not start
+            del os.environ[name]
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     torch.manual_seed(0)
     config = AutoConfig.for_model(**families.configuration("llama"))
@@ -80,10 +84,6 @@ def main(result):
         if settings is not None:
             one = dsnb.adapt(one, settings)
         found[name] = trained(one, asks=name == "chunked")
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() > 0:
-        return
-    Path(result).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    if rank == "0":
+        Path(run_dir, "result.json").write_text(json.dumps(found))
+    return 0

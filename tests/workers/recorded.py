@@ -1,6 +1,6 @@
-"""Trainings that are recorded, by torchrun: `-m tests.workers.recorded FOLDER`, a run folder each."""
+"""A rank of trainings that are recorded, a run folder each."""
 
-import sys
+import os
 from pathlib import Path
 
 import accelerate
@@ -64,8 +64,11 @@ def loop(model, run, lengths=(LENGTH,) * STEPS):
         run.step(loss=loss, grad_norm=norm)
 
 
-def main(home):
+def main(run_dir):
     """Train in every way."""
+    home = Path(run_dir) / "out"
+    torch.set_num_threads(1)
+    os.environ["TORCHELASTIC_RUN_ID"] = "none"  # as torchrun does
     train(home / "trainer_ddp")
     for stage in range(4):
         train(home / f"trainer_zero{stage}", stage)
@@ -83,6 +86,7 @@ def main(home):
     train_engine(home / "engine/run1")
     train_accelerated(home / "accelerate/run1")
     dist.destroy_process_group()
+    return 0
 
 
 def train_engine(run_dir):
@@ -119,8 +123,3 @@ def train_accelerated(run_dir):
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 run.step()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))

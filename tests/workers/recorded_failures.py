@@ -4,11 +4,13 @@ A case is `loop:value_error:2`: kind of script, what happens in step 3 on the la
 the parent stops the other ranks once one has failed.
 """
 
+import gc
 import os
 import signal
 import sys
 import time
 
+import deepspeed
 import torch
 import torch.distributed as dist
 import transformers
@@ -18,7 +20,7 @@ from dsnb.measure.launcher.local import free_port
 
 BAD_STEP = 3
 PREPARED = (
-    transformers.Trainer, transformers.TrainingArguments, dsnb.record, dsnb.TrainerCallback,
+    deepspeed, transformers.Trainer, transformers.TrainingArguments, dsnb.record, dsnb.TrainerCallback,
 )  # fmt: skip
 """Imported before the ranks are forked."""
 
@@ -113,6 +115,7 @@ def train(kind: str, how: str, folder: str, rank: int, ranks: int) -> None:
 def main(folder: str, cases: list[str]) -> None:
     """Run each case in processes of its own."""
     torch.set_num_threads(1)
+    gc.freeze()  # else each rank takes seconds to end: it copies and frees every page that was imported
     for case in cases:
         rank = fork_ranks(case)
         if rank is not None:

@@ -6,10 +6,10 @@ The settings of `ACCEPTED` are only given to `TrainingArguments`. Rank 0 prints 
 import json
 import os
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
+import deepspeed
 import torch
 from accelerate.state import AcceleratorState
 from transformers import (
@@ -25,6 +25,7 @@ from dsnb.settings import exchange
 from dsnb.settings.exchange import files
 from dsnb.settings.experiment import Experiment
 
+deepspeed.ops.__compatible_ops__ = {}  # else it compiles an operation that is never used
 TINY = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=16)
 OPTIONS = {"max_steps": 1, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
 DATA = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(16)]
@@ -77,10 +78,10 @@ def train(experiment: Experiment, folder: Path) -> dict[str, Any]:
     }
 
 
-def main(root: Path) -> None:
+def main(run_dir: str) -> int:
     """Go through the folders."""
     found: dict[str, Any] = {"accepted": {}, "trained": {}}
-    for settings in sorted(root.glob("*/*/settings.json")):
+    for settings in sorted(Path(run_dir).glob("*/*/settings.json")):
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # of the setting before
         experiment = Experiment(**json.loads(settings.read_text()))
         folder = settings.parent
@@ -88,7 +89,4 @@ def main(root: Path) -> None:
         found[kind][folder.name] = {"accepted": accept, "trained": train}[kind](experiment, folder)
     if os.environ["RANK"] == "0":
         print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    return 0

@@ -8,6 +8,7 @@ import pandas as pd
 
 from dsnb.results.answers.lines import WIDTH, Line, as_html, note, text
 from dsnb.results.answers.sentences import PHRASES, Sentence
+from dsnb.results.runs import labels
 from dsnb.settings.experiment import Experiment
 
 
@@ -39,6 +40,11 @@ class Answer:
         if self.lines:
             return text(self.lines, width)
         return "\n".join(self.sentences)
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings of a recommendation's table in words, the recommended one first."""
+        return [labels.setting(vars(one)) for one in self.experiments[: len(self.table)]]
 
     @property
     def _whole(self) -> list[Line]:

@@ -74,6 +74,11 @@ def text(lines: Sequence[Line], width: int = WIDTH) -> str:
     return "\n".join(shown)
 
 
+def height(lines: Sequence[Line]) -> int:
+    """Return the number of lines of a text as wide as an answer may be."""
+    return len(text(lines).splitlines())
+
+
 def _wrapped(before: str, last: str, width: int) -> list[str]:
     """Return a text of at most `width` columns as lines, with the cells before it in the first one."""
     room = max(width - len(before), LEAST)

@@ -46,7 +46,7 @@ AXES = {
 settings follow."""
 _WORDED = {
     PARALLELISM, *SHARING, "precision", "mixed_precision", "compile", "micro_batch_size", "grad_accum", "gpus", "nodes",
-    "gpu_name", "model", "seq_len", "data", "trained", "program", "source", "sweep", "status",
+    "gpu_name", "model", "seq_len", "data", "trained", "program", "source", "sweep", "status", "checkpoint_every",
 }  # fmt: skip
 """Columns that `setting` words separately, and columns that are no settings or belong to the
 task."""
@@ -135,9 +135,16 @@ def common_unit(runs: pd.DataFrame) -> str:
 
 
 def choice(run: Mapping[str, Any], name: str) -> str:
-    """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24"."""
+    """Return one setting of a run in words: "ZeRO 3", "compiled", "4 GPUs", "2 ranks", "micro-batch 24".
+
+    That blocks are recomputed is said with which ones.
+    """
     if name == "gpus" and _known(run, name):
         return count(float(run[name]), unit(run))
+    if name == "activation_checkpointing" and is_on(name, run[name]):
+        which = _known(run, "checkpoint_every")
+        if which:
+            return axis("checkpoint_every").describe(run["checkpoint_every"])
     return axis(name).describe(run[name])
 
 

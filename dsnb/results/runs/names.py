@@ -72,5 +72,15 @@ def sweep_names(folders: Iterable[str]) -> dict[str, str]:
     return names
 
 
+def short_names(names: Sequence[str], between: str = ", ") -> tuple[str, list[str]]:
+    """Return the common parts of all names, and the names without them; whole names if these would clash."""
+    parts = [name.split(between) for name in names]
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    rest = [between.join(part for part in name if part not in shared) for name in parts]
+    if len(names) > 1 and all(rest) and len(set(rest)) == len(set(names)):
+        return between.join(shared), rest
+    return "", list(names)
+
+
 def _last_parts(path: str, depth: int) -> str:
     return "/".join(path.split(os.sep)[-depth:])

@@ -15,6 +15,8 @@ HOURS = (
     (1, "hour"),
     (1 / 60, "minute"),
 )
+MOST_DIGITS = 4
+"""Digits of a number whose error is small or unknown."""
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
 before."""
@@ -33,6 +35,11 @@ def significant(value: float, digits: int = 3) -> str:
         places = max(digits - 1 - number.adjusted(), 0)
     whole, point, decimals = fixed(value, places).partition(".")
     return (whole + point + decimals.rstrip("0")).rstrip(".")
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """Return a number rounded to significant digits, before the point as well: 0.0457, 26, 409,000."""
+    return significant(float(f"{value:.{digits}g}"), digits)
 
 
 def fixed(value: float, places: int = 0) -> str:
@@ -57,11 +64,16 @@ def signed(size: float, unit: str = "%", plus: str = "+") -> str:
     return f"{text} {unit}".rstrip()
 
 
+def unit_of_time(hours: float) -> tuple[float, str]:
+    """Return the largest unit of time of which there is at least one: its hours and its name."""
+    return next((unit for unit in HOURS if hours >= unit[0]), HOURS[-1])
+
+
 def duration(low_hours: float, high_hours: float | None = None) -> str:
     """Return hours, or a range as in "3 to 6 days", in the largest unit that its end is at least one of."""
     if high_hours is None:
         high_hours = low_hours
-    size, noun = next((unit for unit in HOURS if high_hours >= unit[0]), HOURS[-1])
+    size, noun = unit_of_time(high_hours)
     text = significant(high_hours / size)
     if low_hours < high_hours:
         text = span(low_hours / size, high_hours / size)
@@ -72,8 +84,8 @@ def duration(low_hours: float, high_hours: float | None = None) -> str:
 
 def duration_within(hours: float, low_hours: float, high_hours: float) -> tuple[str, str]:
     """Return hours in their largest unit, and their range in the same unit: ("14.6 hours", "13 to 16")."""
-    size, noun = next((unit for unit in HOURS if hours >= unit[0]), HOURS[-1])
-    text = significant(hours / size)
+    size, noun = unit_of_time(hours)
+    text = rounded(hours / size)
     plural = "s"
     if text == "1":
         plural = ""
@@ -107,3 +119,18 @@ def span(low: float, high: float) -> str:
     first = math.floor(low / size) * size
     last = math.ceil(high / size) * size
     return f"{first:,.{digits}f} to {last:,.{digits}f}"
+
+
+def digits(error: float) -> int:
+    """Return the significant digits that a relative error supports: two for 0.29, three for 0.1.
+
+    Rounding to them changes a number by at most a quarter of the error.
+    """
+    if math.isnan(error) or error <= 0:
+        return MOST_DIGITS
+    return min(MOST_DIGITS, max(1, math.ceil(1 - math.log10(error / 2))))
+
+
+def supported(value: float, error: float) -> str:
+    """Return a number with the digits that its relative error supports: 56 for 55.5 with 0.29."""
+    return significant(float(f"{value:.{digits(error)}g}"), digits(error))

@@ -16,6 +16,11 @@ workload."""
 SUPER_LINEAR = 1.05
 """Efficiency from which scaling counts as super-linear; below, it is within the usual spread
 between runs."""
+ABOUT_SUPER_LINEAR = (
+    "An efficiency of more than 100 % is super-linear: the base itself may be slow, limited by memory if "
+    "more GPUs leave each a smaller part of the model states, or by communication over a slower link. "
+    "Compare with another base before you extrapolate."
+)
 COLUMNS = [
     "workload", "gpus", "n", "tokens_per_s", "lowest", "highest", "base_gpus", "speed_up", "efficiency", "days", "unit",
 ]  # fmt: skip
@@ -62,16 +67,21 @@ def scaling(
 
 
 def super_linear(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each workload that is more efficient on more GPUs than at its base."""
+    """Return the workloads that are more efficient on more GPUs than at their base, by how much, then what that means.
+
+    Empty if there are none.
+    """
+    table = table.reset_index(drop=True)
     beyond = table[(table["gpus"] > table["base_gpus"]) & (table["efficiency"] > SUPER_LINEAR)]
     highest = beyond.loc[beyond.groupby("workload", sort=False)["efficiency"].idxmax()]
-    return [
-        f"{row.workload}: {100 * row.efficiency:.0f} % efficiency on {row.gpus:,} {row.unit}s is super-linear, "
-        f"relative to the tokens/s/{row.unit} on {row.base_gpus:,}. The base itself may be slow: limited by memory, "
-        f"if more {row.unit}s leave each a smaller part of the model states, or by communication, if its "
-        f"{row.unit}s have a slower link. Compare with another base before you extrapolate."
+    lines = [
+        f"{row.workload}: {100 * row.efficiency:.0f} % on {row.gpus:,} {row.unit}s, "
+        f"relative to {labels.count(row.base_gpus, row.unit)}"
         for row in highest.itertuples()
     ]
+    if lines:
+        lines.append(ABOUT_SUPER_LINEAR)
+    return lines
 
 
 def gpus_per_node(runs: pd.DataFrame) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import pandas as pd
 
 from dsnb.results.runs import labels
+from dsnb.results.runs.names import short_names
 from dsnb.results.runs.table import as_runs, with_parallelism
 from dsnb.results.statistics.tasks import PROGRAM, TRAINED, with_trained
 from dsnb.settings.records.columns import SETTINGS, key_columns
@@ -92,6 +93,29 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     by_size = sorted(parts, key=lambda part: -len(part[1]))
     largest = dict(by_size[:MAX_VARIANTS])
     return {title: part for title, part in parts if title in largest}
+
+
+def named_by_setting(runs: pd.DataFrame, within: Collection[str] = ()) -> pd.DataFrame:
+    """Return runs whose experiments are named by their settings in words, without what all share.
+
+    Runs that differ in axes `within` alone have one name.
+    """
+    runs = as_runs(runs).reset_index(drop=True)
+    parts = split(runs, within)
+    firsts = [part.iloc[0].to_dict() for _, part in parts]
+    words = [f"{labels.setting(run)}, {labels.choice(run, 'gpus')}" for run in firsts]
+    _, names = short_names(words)
+    table = pd.DataFrame({"name": names, "title": [title for title, _ in parts]})
+    for name, alike in table.groupby("name"):
+        if len(alike) > 1:  # they differ in axes that the words leave out
+            _, titles = short_names(list(alike["title"]))
+            table.loc[alike.index, "name"] = [f"{name}, {title}" for title in titles]
+    named = [
+        pd.Series(name, part.index) for name, (_, part) in zip(table["name"], parts, strict=True)
+    ]
+    if named:
+        runs = runs.assign(experiment=pd.concat(named), sweep="")
+    return runs
 
 
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:

@@ -25,13 +25,15 @@ from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, significant
+from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded
 from dsnb.version import __version__
 
 FILE = Path(__file__).with_name("answers.json.gz")
 WHOLE, ADAPTED = "full", "lora"
 SETTINGS: Mapping[str, Mapping[str, Any]] = {WHOLE: {}, ADAPTED: {"lora_rank": 16}}
 """Fixed settings of each way to train."""
+TITLES = {WHOLE: "", ADAPTED: "with LoRA"}
+"""Words of a title for them."""
 ALTERNATIVES = 3
 CELLS = {"train": 1, "speed": 3, "memory": 3}
 CELLS |= {f"alternative{place}": 4 for place in range(1, ALTERNATIVES + 1)}
@@ -221,26 +223,29 @@ def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) ->
     shown = [_title(cell, record, tokens)]
     if record["no"]:
         return [*shown, *(note(text) for text in record["no"].split("\n"))]
-    shown.append(Line("train", (line("train", setting="-").cells[0], record["train.0"])))
-    time = line("time", **time_facts(cell, record, tokens))
-    kept: list[tuple[str, str, Sequence[str]]] = [("time", time.cells[0], time.cells[1:])]
-    for role in ("speed", "memory"):
-        label = line(role).cells[0]
-        kept.append((role, label, [record[f"{role}.{place}"] for place in range(CELLS[role])]))
-    label = "Or"
-    for place in range(1, ALTERNATIVES + 1):
-        texts = [record[f"alternative{place}.{column}"] for column in range(4)]
-        kept.append(("alternative", label, texts))
-        label = " "
-    shown += [Line(role, (label, *texts)) for role, label, texts in kept if texts[0]]
-    return [*shown, _certainty(cell, record, tokens)]
+    warnings = _warnings(record, tokens)
+    if warnings:
+        shown.append(line("warned", warnings=warnings[0].upper() + warnings[1:]))
+    shown.append(line("train", setting=record["train.0"]))
+    shown.append(line("time", **time_facts(cell, record, tokens)))
+    labels_ = {role: line(role).cells[0] for role in ("speed", "memory")}
+    labels_ |= {f"alternative{place}": " " for place in range(1, ALTERNATIVES + 1)}
+    labels_["alternative1"] = "Or"
+    for role, label in labels_.items():
+        texts = [record[f"{role}.{place}"] for place in range(CELLS[role])]
+        if texts[0]:
+            shown.append(Line(role.rstrip("123"), (label, *texts)))
+    ranges = PHRASES["of_lines"]["ranges"]
+    if record["tight"]:
+        ranges = ""
+    return [*shown, line("predicted", nearest=record["nearest"], ranges=ranges)]
 
 
 def _title(cell: Cell, record: Mapping[str, Any], tokens: float) -> Line:
     return line(
         "title",
         model=cell.model,
-        trained="LoRA" if cell.trained == ADAPTED else "",
+        trained=TITLES[cell.trained],
         place=labels.place({"gpus": cell.gpus, "gpu_name": cell.gpu}),
         tokens=amount(tokens),
         batch=fixed(record["batch"]),
@@ -253,22 +258,21 @@ def time_facts(cell: Cell, record: Mapping[str, Any], tokens: float) -> dict[str
     hours = tokens / record["rate"] / 3600
     low, high = (tokens / (record[end] or math.nan) / 3600 for end in ("high", "low"))
     time, times = duration_within(hours, low, high)
+    least = ""
     if record["tight"]:
-        time = f"at least {time}"
+        least = PHRASES["of_lines"]["bounds"]["least"]
         times = ""
-    hours_of_gpus = significant(cell.gpus * hours)
-    return {"time": time, "times": times, "hours": hours_of_gpus, "unit": "GPU"}
+    hours_of_gpus = rounded(cell.gpus * hours)
+    return {"least": least, "time": time, "times": times, "hours": hours_of_gpus, "unit": "GPU"}
 
 
-def _certainty(cell: Cell, record: Mapping[str, Any], tokens: float) -> Line:
+def _warnings(record: Mapping[str, Any], tokens: float) -> str:
     warnings = []
-    if record["tight"]:
-        warnings.append(say("warning.tight"))
     if tokens / record["rate"] / 86400 > planning.MAX_DAYS:
         needed = planning.gpus_needed(record["least"] * tokens / 3600)
         warnings.append(say("warning.too_slow", needed=fixed(needed), unit="GPU"))
+    if record["tight"]:
+        warnings.append(say("warning.tight"))
     if record["warnings"]:
         warnings.append(record["warnings"])
-    if warnings:
-        return line("warned", warnings="; ".join(warnings))
-    return line("predicted", nearest=record["nearest"])
+    return "; ".join(warnings)

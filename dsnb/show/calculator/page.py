@@ -62,15 +62,14 @@ def words(table: Table, linked: bool) -> dict[str, Any]:
         )
     trained = []
     for way, settings in SETTINGS.items():
-        title = "LoRA" if settings else ""
-        trained.append(
-            {"name": way, "words": TRAINED[way], "title": title, "settings": dict(settings)}
-        )
+        named = {"name": way, "words": TRAINED[way], "title": data.TITLES[way]}
+        trained.append(named | {"settings": dict(settings)})
     texts = WORDS | {
         "lines": PHRASES["lines"],
         "hours": HOURS,
         "sizes": SIZES,
         "cost": template("cost"),
+        "ofLines": PHRASES["of_lines"],
         "tight": template("warning.tight"),
         "tooSlow": template("warning.too_slow"),
         "maxDays": MAX_DAYS,
@@ -215,5 +214,6 @@ def _figures(cell: Cell, record: dict[str, Any] | None) -> str:
     if record["no"]:
         return str(WORDS["doesNotFit"])
     facts = data.time_facts(cell, record, data.usual_tokens(cell))
-    texts: Sequence[str] = [facts["time"], f"({facts['times']})", f"{facts['hours']} GPU-hours"]
+    time = f"{facts['least']} {facts['time']}".strip()
+    texts: Sequence[str] = [time, f"({facts['times']})", f"{facts['hours']} GPU-hours"]
     return "<br>".join(html.escape(text) for text in texts if text != "()")

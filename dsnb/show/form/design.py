@@ -47,6 +47,8 @@ INITIAL: dict[str, Any] = {
 POLL_S = 1.0
 """Interval at which the form updates the log of a running sweep."""
 MAX_ROWS = 200
+SHOWN_FIGURES = 5
+"""Predicted figures that the form shows: the first ones."""
 STYLE = "<style>.dsnb-plan * { padding-right: 1em } .dsnb-plan td:not(:last-child) { white-space: nowrap }</style>"
 
 
@@ -314,7 +316,7 @@ def _texts(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
     texts = table[axes or ["experiment"]].fillna("").map(labels.text)
     notes = "refused: " + table["refused"].where(table["refused"].ne(""))
     if "fits" in table:
-        texts = texts.join(predicted_figures(table)[["fits", "GiB", "tokens/s", "days", "cost"]])
+        texts = texts.join(predicted_figures(table).iloc[:, :SHOWN_FIGURES])
         notes = notes.fillna(table["note"])
     texts = texts.assign(why=notes).fillna("")
     return texts.loc[:, (texts != "").any()]

@@ -20,14 +20,15 @@ from dsnb.results.answers.decide import (
 )
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import fixed
+from dsnb.results.runs.names import short_names
+from dsnb.results.runs.number_text import fixed, supported
 from dsnb.results.runs.table import as_runs, named_runs, numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.flags import Flag, flags
 from dsnb.results.statistics.summary import unstable, varies
 from dsnb.results.statistics.tasks import Task, tasks
-from dsnb.show.render.predictions import fit
-from dsnb.show.render.tables import Html, bullet_list, first_of, number_table, subheading
+from dsnb.show.render.predictions import predicted_figures
+from dsnb.show.render.tables import Html, bullet_list, first_of, number_table, subheading, to_html
 
 MAX_CARDS = 6
 """Maximum number of cards."""
@@ -164,20 +165,34 @@ def plan_tables(plans: Sequence[Answer], currency: str = "$") -> Html:
     return Html("".join(f"{subheading(plan.task)}{_plan_table(plan, currency)}" for plan in plans))
 
 
-def _plan_table(plan: Answer, currency: str) -> Html:
+def _plan_table(plan: Answer, currency: str) -> str:
+    if "fits" in plan.table:
+        return _forecast_table(plan, currency)
     headings = PHRASES["columns"]
     shown = plan.table[[name for name in headings if name in plan.table]]
     if len(shown):
         shown = shown.dropna(axis="columns", how="all")
-    if "fits" in shown:
-        shown = shown.assign(fits=[fit(row) for row in plan.table.to_dict("records")])
-    else:
-        shown = shown.drop(columns=["days_low", "days_high"], errors="ignore")
     unit = "GPU"
     if "kind" in plan.table and set(plan.table["kind"]) == {CPU}:
         shown = shown.drop(columns="gpu_name", errors="ignore")
         unit = "rank"
     facts = {"unit": unit, "currency": currency.strip()}
     titles = {name: fill(title, facts) for name, title in headings.items()}
-    texts = ("experiment", "basis", "fits", "source", "GPU")
-    return number_table(shown.rename(columns=titles), texts)
+    texts = ("experiment", "basis", "source", "GPU")
+    return str(number_table(shown.rename(columns=titles), texts))
+
+
+def _forecast_table(plan: Answer, currency: str) -> str:
+    """Return settings that were predicted or measured, with the digits that their errors support."""
+    table = plan.table
+    if table.empty:
+        return ""
+    shared, names = short_names(list(table["setting"]))
+    figures = predicted_figures(table, currency)
+    figures["GPU-hours"] = [
+        supported(row.gpu_hours, row.tokens_per_s_error_pct / 100) for row in table.itertuples()
+    ]
+    shown = pd.DataFrame({"setting": names, "basis": table["basis"]}).join(figures)
+    shown = shown.loc[:, (shown != "").any()]
+    paragraph = f"<p>All: {html.escape(shared)}.</p>" if shared else ""
+    return f"{paragraph}{to_html(shown, ('setting', 'basis', 'fits'), index=False)}"

@@ -3,7 +3,6 @@
 import html
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -14,15 +13,20 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFo
 from dsnb.base.errors import SettingsError
 from dsnb.results.answers import hosts
 from dsnb.results.runs import labels
+from dsnb.results.runs.names import short_names
 from dsnb.results.runs.sweeps import load_bandwidth, newest_bandwidth_test
 from dsnb.results.statistics import scaling
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.run_record import RunRecord
 from dsnb.show.render import palette, tables
-from dsnb.show.render.picture import Picture, note, shared_legend
+from dsnb.show.render.picture import Picture, note, shared_legend, wrapped
 from dsnb.show.render.tables import Html
 
 MAX_LABEL_LENGTH = 120
+"""Maximum characters of a line of a legend."""
+HEIGHT = 4.2
+LINE_HEIGHT = 0.18
+"""Inches of a figure, and of each line of its legend."""
 GROUP_COLUMNS = {
     "nodes": ("nodes", "g"),
     "hosts": ("hosts", ""),
@@ -42,11 +46,13 @@ def throughput(table: pd.DataFrame) -> Picture:
     Dotted lines are ideal scaling, bars span the lowest to the highest run. At most eight
     workloads, those on the most GPUs, are drawn.
     """
-    shown = _largest_workloads(table)
+    shared, shown = _largest_workloads(table)
     unit = _unit(table)
+    lines = "\n".join(shown["title"].unique()).count("\n") + 1
+    height = HEIGHT + LINE_HEIGHT * lines
 
     def draw() -> Figure:
-        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, height), layout="constrained")
         _lines(shown, "tokens_per_s", f"tokens/s of all {unit}s", left)
         left.yaxis.set_major_formatter(EngFormatter())
         for colour, part in _coloured(shown):
@@ -63,7 +69,8 @@ def throughput(table: pd.DataFrame) -> Picture:
         _lines(shown, "efficiency", f"efficiency (% of tokens/s/{unit} at the base)", right)
         right.set(yscale="linear", ylim=(0, max([1.1, *(1.05 * shown["efficiency"])])))
         right.yaxis.set_major_formatter(PercentFormatter(xmax=1))
-        shared_legend(figure, "lower center", columns=1)
+        title = wrapped(f"all: {shared}", MAX_LABEL_LENGTH) if shared else ""
+        shared_legend(figure, "lower center", columns=1, title=title)
         return figure
 
     return Picture(
@@ -78,14 +85,15 @@ def scaling_remarks(scaled: Collection[pd.DataFrame]) -> Html:
         return tables.bullet_list(
             [], "No workload was measured on two numbers of GPUs: there is no scaling to show."
         )
-    sentences = [sentence for table in scaled for sentence in scaling.super_linear(table)]
-    return tables.bullet_list(
-        sentences, "No workload is more efficient on more GPUs than at its base."
+    *workloads, about = scaling.super_linear(pd.concat(scaled)) or [""]
+    remarks = tables.bullet_list(
+        workloads, "No workload is more efficient on more GPUs than at its base."
     )
+    return Html(f"{remarks}<p>{html.escape(about)}</p>")
 
 
 def scaling_table(table: pd.DataFrame) -> Html:
-    """Return a table of `dsnb.results.statistics.scaling.scaling` as HTML, with units."""
+    """Return a table of `dsnb.results.statistics.scaling.scaling` as HTML, with units; a workload is named once."""
     unit = _unit(table)
     titles = {
         "gpus": f"{unit}s",
@@ -97,27 +105,44 @@ def scaling_table(table: pd.DataFrame) -> Html:
         "lowest": "lowest run (tokens/s)",
         "highest": "highest run (tokens/s)",
     }
-    shown = table.assign(efficiency=100 * table["efficiency"]).drop(columns="unit")
-    return tables.number_table(shown.rename(columns=titles), text_columns=("workload",))
+    shared, names = _short_workloads(table)
+    shown = table.assign(efficiency=100 * table["efficiency"], workload=names)
+    shown["workload"] = shown["workload"].mask(table["workload"].eq(table["workload"].shift()), "")
+    hidden = ["unit"]
+    if table["n"].max() == 1:
+        hidden += ["n", "lowest", "highest"]
+    shown = shown.drop(columns=hidden).rename(columns=titles)
+    return Html(f"{shared}{tables.number_table(shown, text_columns=('workload',))}")
 
 
-def _largest_workloads(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the workloads on the most GPUs, with the base in their titles, and the ideal of each figure."""
+def _short_workloads(table: pd.DataFrame) -> tuple[Html, pd.Series]:
+    """Return a paragraph with what all workloads share, and the rest of the name of each row's workload."""
+    whole = list(table["workload"].unique())
+    if not whole:
+        return Html(""), table["workload"]
+    shared, names = short_names(whole)
+    paragraph = f"<p>All: {html.escape(shared)}.</p>" if shared else ""
+    return Html(paragraph), table["workload"].map(dict(zip(whole, names, strict=True)))
+
+
+def _largest_workloads(table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
+    """Return the workloads on the most GPUs, what their titles share, and their other words, with the ideal figures."""
     largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
     drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
     shown = table[drawn].sort_values(["workload", "gpus"])
-    return shown.assign(
-        title=[_title(row) for row in shown.to_dict("records")],
+    wholes = shown.drop_duplicates("workload")
+    bases = map(labels.count, wholes["base_gpus"], wholes["unit"])
+    titles = [f"{name}, base {base}" for name, base in zip(wholes["workload"], bases, strict=True)]
+    shared = ""
+    if titles:
+        shared, titles = short_names(titles)
+    lines = [wrapped(title, MAX_LABEL_LENGTH) for title in titles]
+    by_workload = dict(zip(wholes["workload"], lines, strict=True))
+    return shared, shown.assign(
+        title=shown["workload"].map(by_workload),
         ideal_tokens_per_s=shown["tokens_per_s"] / shown["efficiency"],
         ideal_efficiency=1.0,
     )
-
-
-def _title(row: dict[Any, Any]) -> str:
-    name = row["workload"]
-    if len(name) > MAX_LABEL_LENGTH:
-        name = f"{name[:MAX_LABEL_LENGTH]}…"
-    return f"{name} (base: {labels.count(row['base_gpus'], row['unit'])})"
 
 
 def _unit(shown: pd.DataFrame) -> str:

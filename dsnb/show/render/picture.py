@@ -10,6 +10,7 @@ scheme.
 import html
 import io
 import re
+import textwrap
 from collections.abc import Callable
 from urllib.parse import quote
 
@@ -90,7 +91,14 @@ def note(axis: Axes, text: str) -> None:
     )
 
 
-def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
+def wrapped(name: str, width: int) -> str:
+    """Return a name on lines of at most `width` characters, which end behind commas if they can."""
+    parts = name.replace(" ", "\N{NO-BREAK SPACE}").replace(",\N{NO-BREAK SPACE}", ", ")
+    lines = textwrap.fill(parts, width, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def shared_legend(figure: Figure, loc: str, columns: int = 0, title: str = "") -> None:
     """Replace the legends of all axes by one outside them, by default in one row, with each entry once."""
     entries: dict[str, Artist] = {}
     for axis in figure.axes:
@@ -107,6 +115,7 @@ def shared_legend(figure: Figure, loc: str, columns: int = 0) -> None:
             loc=f"outside {loc}",
             ncols=columns or len(entries),
             frameon=False,
+            title=title or None,
         )
 
 

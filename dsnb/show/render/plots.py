@@ -21,7 +21,7 @@ from dsnb.results.statistics.memory_use import PARTS
 from dsnb.results.statistics.setting_axes import with_setting_axes
 from dsnb.settings.records.columns import OVER_TIME
 from dsnb.show.render import palette
-from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend
+from dsnb.show.render.picture import PLAIN_TICKS, Picture, note, shared_legend, wrapped
 
 MAX_UPRIGHT = 8
 """Maximum number of values whose names are horizontal below an axis."""
@@ -29,19 +29,27 @@ MAX_SHAPES = 200
 """Maximum number of runs drawn as vector shapes; the dots of more runs are rasterized, to limit the
 file size."""
 MAX_ROWS = 40
-MAX_LENGTH = 52
-"""Maximum characters of a name beside an axis; longer names leave no room for the bars."""
+MAX_LENGTH = 56
+"""Maximum characters of a line beside an axis; longer ones leave no room for the bars."""
+MAX_LINES = 3
+LINE_INCHES = 0.17
 
 
 def overview(runs: pd.DataFrame) -> Picture:
-    """Draw throughput, step time, memory and utilization of the ok runs by parallelism and precision."""
+    """Draw throughput, step time, memory and utilization of the ok runs by parallelism and precision, if measured."""
     ok = _ok(runs)
     memory = next((name for name in MEMORY if ok[name].notna().any()), MEMORY[-1])
     metrics = [rate(ok), "step_time_mean_s", memory, "gpu_util_pct"]
+    measured = [metric for metric in metrics if ok[metric].notna().any()]
+    size = (1, max(1, len(measured)))
+    if len(measured) == len(metrics):
+        size = (2, 2)
 
     def draw() -> Figure:
-        figure, axes = plt.subplots(2, 2, figsize=(10, 6.4), layout="constrained")
-        for axis, metric in zip(axes.flat, metrics, strict=True):
+        figure, axes = plt.subplots(
+            *size, figsize=(10, 3.2 * size[0]), layout="constrained", squeeze=False
+        )
+        for axis, metric in zip(axes.flat, measured or metrics[:1], strict=True):
             _plot_by_parallelism(ok, metric, axis)
         shared_legend(figure, "upper right")
         return figure
@@ -121,7 +129,7 @@ def run_steps(run_dir: str | Path) -> Picture:
 def memory_parts(table: pd.DataFrame) -> Picture:
     """Draw the first 40 rows of `memory_use.footprint`: bars in theory, measured peaks as dots."""
     shown = table.head(MAX_ROWS)
-    names = _abbreviations(shown["experiment"])
+    names = _row_labels(shown["experiment"])
     parts = shown[[f"{part}_gib" for part in PARTS]].fillna(0).set_axis(PARTS, axis="columns")
     parts = parts.loc[:, parts.any()].set_axis(names)
 
@@ -144,7 +152,7 @@ def memory_parts(table: pd.DataFrame) -> Picture:
             zorder=3,
         )
         _name_rows(figure, names)
-        axis.set(xlabel="GPU memory (GiB)", ylabel="experiment", xlim=(0, None))
+        axis.set(xlabel="GPU memory (GiB)", ylabel="setting", xlim=(0, None))
         return figure
 
     return Picture(draw, "GPU memory by experiment: its parts in theory, and the measured peak")
@@ -154,7 +162,7 @@ def memory_changes(table: pd.DataFrame) -> Picture:
     """Draw the effect of one change on memory, the first 40 rows of `dsnb.results.statistics.memory_use.savings`."""
     shown = table.head(MAX_ROWS)
     changes = shown["change"]
-    with_names = changes + "\n" + _abbreviations(shown["experiment"])
+    with_names = changes + "\n" + _row_labels(shown["experiment"])
     names = list(changes.mask(changes.duplicated(keep=False), with_names))
 
     def draw() -> Figure:
@@ -166,9 +174,9 @@ def memory_changes(table: pd.DataFrame) -> Picture:
         bars = bars.set_axis(["measured", "theory"], axis="columns")
         bars.plot.barh(ax=axis, color=[palette.INK, palette.GREY], width=0.8)
         axis.axvline(0, color=palette.INK, linewidth=0.8)
-        (base,) = _abbreviations(shown["base"].head(1))
+        (base,) = _row_labels(shown["base"].head(1))
         _name_rows(figure, names)
-        axis.set(xlabel=f"difference in GPU memory (GiB) to {base}", ylabel="changed setting")
+        axis.set(xlabel=f"difference in GPU memory (GiB) to\n{base}", ylabel="changed setting")
         return figure
 
     return Picture(
@@ -176,21 +184,27 @@ def memory_changes(table: pd.DataFrame) -> Picture:
     )
 
 
-def _abbreviations(names: Iterable[str]) -> list[str]:
-    """Shorten names to fit beside an axis: without their sweeps, and without the middle of long names."""
+def _row_labels(names: Iterable[str]) -> list[str]:
+    """Return names on lines that fit beside an axis: without their sweeps, and without the middle of endless ones."""
     kept = list(names)
     without_sweeps = [name.rpartition("/")[2] for name in kept]
     if len(set(without_sweeps)) == len(set(kept)):
         kept = without_sweeps
-    half = MAX_LENGTH // 2
-    return [
-        name if len(name) <= MAX_LENGTH else f"{name[:half]}…{name[1 - half :]}" for name in kept
-    ]
+    half = MAX_LENGTH * MAX_LINES // 2
+    shown = []
+    for name in kept:
+        ends = name
+        if len(name) > 2 * half:
+            ends = f"{name[:half]}…{name[1 - half :]}"
+        shown.append(wrapped(ends, MAX_LENGTH))
+    return shown
 
 
 def _rows_figure(names: Sequence[str], inches: float) -> tuple[Figure, Axes]:
-    """Return a figure that is as high as rows of bars need."""
-    size = (10, 1.6 + inches * max(len(names), 4))
+    """Return a figure that is as high as rows of bars and their names need."""
+    lines = max((name.count("\n") + 1 for name in names), default=1)
+    row = max(inches, LINE_INCHES * lines)
+    size = (10, 1.6 + row * max(len(names), 4))
     return plt.subplots(figsize=size, layout="constrained")
 
 

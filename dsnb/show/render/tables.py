@@ -44,6 +44,8 @@ MAX_ROWS = 100
 """Maximum rows of a table in a report; the explorer has all runs."""
 MAX_VALUES = 12
 """Maximum number of listed values of a setting or of a property of the machine."""
+TEXT = ' class="text" style="text-align: left"'
+"""Attributes of cells with text: notebooks align them on the right."""
 UNBROKEN = 40
 """Maximum characters of a number with its spread, or of the name of a row, that are kept on one
 line."""
@@ -157,12 +159,12 @@ def to_html(
 
     Of more than `max_rows` rows, a note says that only `which` are shown.
     """
-    kinds = {"status": ' class="bad"', **dict.fromkeys(text_columns, ' class="text"')}
+    kinds = {"status": ' class="bad"', **dict.fromkeys(text_columns, TEXT)}
     titles = [str(table.index.name or "")] if index else []
     left = {*kinds, *titles}
     head = ""
     for title in [*titles, *map(str, table.columns)]:
-        kind = ' class="text"' if title in left else ""
+        kind = TEXT if title in left else ""
         head += f'<th scope="col"{kind}>{html.escape(title)}</th>'
     body = ""
     for row in table.head(max_rows).itertuples(name=None):

@@ -1,16 +1,16 @@
-"""Trainings on two ranks, recorded one after another by one torchrun."""
+"""Trainings on two ranks, recorded one after another by the same processes."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 
 import dsnb
 from dsnb.base.files import json_files
+from dsnb.cli.app import app
+from dsnb.measure.execute import notebook
 from dsnb.settings.records.paths import RunPaths
-from tests import ROOT
+from tests.support.notebooks import execute
+from tests.support.ranks import run_ranks
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 SEEN_OF_TRAINER = {"micro_batch_size": 2, "grad_accum": 2, "gpus": 2, "seq_len": 16, "steps": 3}
@@ -37,17 +37,8 @@ UNKNOWN = ("weights", "loss", "allocator", "data", "tokenizer", "leaf_modules", 
 def recorded(tmp_path_factory):
     """Return a folder with a run of each training."""
     folder = tmp_path_factory.mktemp("recorded")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.workers.recorded", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    run_ranks("tests.workers.recorded", folder)
+    return folder / "out"
 
 
 def paths_of(recorded, name):
@@ -107,12 +98,10 @@ def test_only_what_differs_between_launches_is_left_out_of_the_environment(recor
     assert not [name for name in machine["variables"] if name.startswith("TORCHELASTIC")]
 
 
-def test_summary_and_report_read_such_runs(recorded):
+def test_summary_and_report_read_such_runs(recorded, monkeypatch):
+    monkeypatch.setattr(notebook, "execute", execute)
     runs = dsnb.load_runs(recorded)
     assert len(runs) == len(SEEN)
     assert set(runs["status"]) == {"ok"}
     for command in ("summary", "report"):
-        done = subprocess.run(
-            [sys.executable, "-m", "dsnb", command, str(recorded)], cwd=ROOT, capture_output=True
-        )
-        assert done.returncode == 0, done.stderr
+        assert app([command, str(recorded)], standalone_mode=False) is None

@@ -231,4 +231,4 @@ def test_measured_figures_of_a_table_have_no_error():
     )  # fmt: skip
     shown = predicted_figures(table)
     assert shown["GiB"].tolist() == ["29.9", "30.0 ± 0.5 %"]
-    assert shown["tokens/s"].tolist() == ["469,430", "444,466 (380,000 to 500,000)"]
+    assert shown["tokens/s"].tolist() == ["469,400", "444,000 (380,000 to 500,000)"]

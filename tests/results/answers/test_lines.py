@@ -6,12 +6,12 @@ from dsnb.results.answers.lines import as_html, line, text
 
 ASKED = {"model": "gpt2", "place": "2 H100", "tokens": "2 billion", "batch": "512", "length": "64"}
 TIME = {"time": "14 hours", "times": "13 to 16", "hours": "112", "unit": "GPU"}
-MEMORY = {"memory": "51.3", "room": "76.9", "memory_gib": "0.3", "headroom": "25.6"}
+MEMORY = {"memory": "51.3", "room": "76.9", "memory_gib": "0.3", "left": "25.6 GiB left"}
 LINES = [
     line("title", **ASKED),
     line("train", setting="ZeRO 1, bf16, compiled, micro-batch 16, 4 accumulated"),
     line("time", **TIME),
-    line("memory", fewer="1 GPU would be enough", **MEMORY),
+    line("memory", fewer="1 GPU has enough memory, too", **MEMORY),
     line("alternative", label="Or", changes="FSDP", difference="1 % longer", memory="49.6"),
     line("alternative", label=" ", changes="not compiled", difference="9 % longer", memory="6"),
     line("note", text="Predicted, not run: " + "a long sentence " * 5),
@@ -26,8 +26,8 @@ def test_columns_are_aligned_and_only_the_last_one_wraps():
         "            accumulated",
         "  time      14 hours          13 to 16  112 GPU-hours",
         "  memory    51.3 of 76.9 GiB  ± 0.3     25.6 GiB left; 1",
-        "                                        GPU would be",
-        "                                        enough",
+        "                                        GPU has enough",
+        "                                        memory, too",
         "Or          FSDP          1 % longer  49.6 GiB",
         "            not compiled  9 % longer     6 GiB",
         "Predicted, not run: a long sentence a long sentence a",

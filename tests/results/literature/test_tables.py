@@ -240,10 +240,14 @@ def test_a_node_has_the_most_gpus_that_any_run_had_on_one():
 
 
 def test_super_linear_scaling_is_explained():
-    (sentence,) = scaling.super_linear(scaling.scaling(runs_of(100, 278, 500)))
-    assert sentence.startswith(
-        "gpt2: 139 % efficiency on 2 GPUs is super-linear, relative to the tokens/s/GPU on 1."
-    )
+    scaled = scaling.scaling(runs_of(100, 278, 500))
+    other = scaled.assign(workload="opt-125m")
+    sentences = scaling.super_linear(pd.concat([scaled, other]))
+    assert sentences == [
+        "gpt2: 139 % on 2 GPUs, relative to 1 GPU",
+        "opt-125m: 139 % on 2 GPUs, relative to 1 GPU",
+        scaling.ABOUT_SUPER_LINEAR,
+    ]
     assert (
         scaling.super_linear(scaling.scaling(runs_of(100, 208, 400))) == []
     )  # within the spread between runs

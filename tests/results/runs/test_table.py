@@ -234,7 +234,7 @@ def test_a_table_that_has_passed_the_door_passes_it_unchanged(runs):
         ),
         (
             {"strategy": "fsdp", "activation_checkpointing": True, "checkpoint_every": 2},
-            "FSDP, bf16, checkpointing",
+            "FSDP, bf16, one block in two recomputed, micro-batch 8",
         ),
         (
             {"tensor_parallel": 2, "pipeline_parallel": 4, "zero_stage": 1},
@@ -312,6 +312,10 @@ def test_numbers_that_json_has_not_are_missing():
     [
         (number_text.significant, (9.996,), "10"),
         (number_text.significant, (0.04567,), "0.0457"),
+        (number_text.supported, (55.46, 0.29), "55"),
+        (number_text.supported, (162_558, 0.132), "163,000"),
+        (number_text.supported, (162_558, math.nan), "162,600"),
+        (number_text.supported, (162_558, 3), "200,000"),
         (number_text.fixed, (0.125, 2), "0.13"),  # exact in binary: away from zero
         (number_text.fixed, (-0.125, 2), "-0.13"),
         (number_text.fixed, (math.nan,), ""),

@@ -3,8 +3,6 @@
 import itertools
 import json
 import runpy
-import subprocess
-import sys
 
 import pytest
 import yaml
@@ -13,7 +11,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.settings import exchange
 from dsnb.settings.exchange import files
 from dsnb.settings.experiment import Experiment
-from tests import ROOT
+from tests.support.ranks import run_ranks
 
 SMALL = {
     "model": "gpt2-tiny",
@@ -57,15 +55,9 @@ def used(tmp_path_factory):
     for settings in TRAINED:
         experiment = Experiment(**{**SMALL, **settings})
         files.write(experiment, root / "trained" / experiment.name)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.workers.written_files", str(root)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = run_ranks("tests.workers.written_files", root)
+    (found,) = (line for line in printed.splitlines() if line.startswith('{"accepted"'))
+    return json.loads(found)
 
 
 @pytest.mark.process

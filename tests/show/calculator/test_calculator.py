@@ -59,9 +59,9 @@ def test_times_follow_from_the_tokens():
     """36 million tokens at 1,000 a second are 10 hours on each of 8 GPUs."""
     record = {"rate": 1000.0, "low": 500.0, "high": 2000.0, "tight": 0}
     facts = data.time_facts(CELL, record, 36e6)
-    assert facts == {"time": "10 hours", "times": "5 to 20", "hours": "80", "unit": "GPU"}
+    assert [facts[name] for name in ("time", "times", "hours")] == ["10 hours", "5 to 20", "80"]
     tight = data.time_facts(CELL, record | {"tight": 1, "low": 0}, 36e6)
-    assert (tight["time"], tight["times"]) == ("at least 10 hours", "")
+    assert (tight["least"], tight["times"]) == ("at least", "")
 
 
 def test_what_was_not_computed_has_no_record():

@@ -702,11 +702,11 @@ def test_a_run_is_described_without_usual_settings(tmp_path, watched):
     usual, other = (
         tab.evaluate(f"({ROOT}.open({run}), {ROOT}.detail.node.textContent)") for run in (0, 1)
     )
-    assert "fp32, checkpointing off" in usual
+    assert "fp32, nothing recomputed" in usual
     assert "native" not in usual
-    assert "recomputed" not in usual
+    assert "one block" not in usual
     assert all(
-        words in other for words in ("autocast mixed precision", "one block of 2 recomputed")
+        words in other for words in ("autocast mixed precision", "one block in two recomputed")
     )
 
 

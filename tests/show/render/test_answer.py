@@ -1,5 +1,6 @@
 """The cards of an answer as HTML, the remarks on runs, and what the page receives to decide with."""
 
+import html
 import re
 
 import pandas as pd
@@ -188,12 +189,26 @@ def test_a_plan_of_measured_settings_has_no_range_of_days():
     days = {"days": [3.0], "days_low": [2.5], "days_high": [3.5]}
     figures = {"experiment": ["a"], "gpus": [2], **days, "cost": [7.0]}
     measured = str(answer.plan_tables([Answer("t", pd.DataFrame(figures), ())], " €"))
-    assert "days, " not in measured
+    assert "2.5" not in measured
     assert '<th scope="col">cost (€)</th>' in measured
-    predicted = pd.DataFrame({**figures, "fits": [True], "peak_allocated_gib": [1.0]})
-    shown = str(answer.plan_tables([Answer("t", predicted, ())]))
-    cells = dict(
-        zip(re.findall(r"<th [^>]*>(.*?)</th>", shown), re.findall(r"<td[^>]*>(.*?)</td>", shown), strict=True)
-    )  # fmt: skip
-    assert (cells["days, from"], cells["days"], cells["days, to"]) == ("2.5", "3", "3.5")
-    assert (cells["fits"], cells["cost ($)"]) == ("yes", "7")
+
+
+def test_a_forecast_has_the_digits_that_its_errors_support_and_says_once_what_settings_share():
+    predicted = {
+        "setting": ["ZeRO 1, bf16, micro-batch 2", "ZeRO 3, bf16, micro-batch 2"], "basis": "predicted", "fits": True,
+        "tight": False, "peak_allocated_gib": 67.74, "peak_allocated_error_pct": 0.62, "tokens_per_s": 162_558.0,
+        "tokens_per_s_low": 120_000.0, "tokens_per_s_high": 200_000.0, "tokens_per_s_error_pct": 29.0,
+        "days": 9.968, "days_low": 8.1, "days_high": 13.5, "gpu_hours": 11_483.0, "cost": None,
+    }  # fmt: skip
+    shown = str(answer.plan_tables([Answer("t", pd.DataFrame(predicted), ())]))
+    assert "<p>All: bf16, micro-batch 2.</p>" in shown
+    assert shown.count("bf16") == 1
+    titles = re.findall(r"<th [^>]*>(.*?)</th>", shown)
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", shown)
+    first = dict(zip(titles, map(html.unescape, cells), strict=False))
+    assert first["setting"] == "ZeRO 1"
+    assert first["tokens/s"].startswith("160,000\N{NO-BREAK SPACE}(")
+    assert first["GPU-hours"] == "11,000"
+    assert "cost" not in first
+    empty = pd.DataFrame(predicted).head(0)
+    assert str(answer.plan_tables([Answer("t", empty, ())])) == "<h3>t</h3>"

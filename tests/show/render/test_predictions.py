@@ -6,7 +6,7 @@ from dsnb.show.render.predictions import predicted_figures
 
 PREDICTED = {
     "fits": True, "peak_allocated_gib": 12.34, "peak_allocated_error_pct": 2.5, "tokens_per_s": 1234.0,
-    "tokens_per_s_error_pct": 5.0, "tokens_per_s_low": 1175.0, "tokens_per_s_high": 1300.0,
+    "tokens_per_s_error_pct": 1.0, "tokens_per_s_low": 1175.0, "tokens_per_s_high": 1300.0,
     "step_time_s": 0.25, "mfu": 0.375, "days_low": 2.0, "days_high": 3.0, "cost": 12.0,
 }  # fmt: skip
 

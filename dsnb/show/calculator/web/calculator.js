@@ -3,10 +3,12 @@
 const SECONDS = 3600;
 const UNITS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12 };
 
+const rounded = (value) => significant(Number(value.toPrecision(3)));
+
 // Hours, and the range around them, in the largest unit of which there is at least one (`duration_within` in number_text.py).
 const duration = ({ words }, hours, low, high) => {
   const [size, noun] = words.hours.find(([least]) => hours >= least) ?? words.hours.at(-1);
-  const text = significant(hours / size);
+  const text = rounded(hours / size);
   return { time: `${text} ${noun}${text === "1" ? "" : "s"}`, times: low < high ? span(low / size, high / size) : "" };
 };
 
@@ -129,8 +131,8 @@ class Calculator {
     const within = duration(this, hours(record.rate), hours(record.high || NaN), hours(record.low || NaN));
     const paid = asked.price ? significant(asked.price * all) : "";
     const cost = paid && fill(this.words.cost, { currency: "$", cost: paid, price: fixed(asked.price, 2), unit: "GPU" });
-    const tight = record.tight && { time: fill(this.words.atLeast, { time: within.time }), times: "" };
-    return { ...within, ...tight, hours: significant(all), unit: "GPU", cost, paid };
+    const bound = record.tight ? { least: this.words.ofLines.bounds.least, times: "" } : {};
+    return { ...within, ...bound, hours: rounded(all), unit: "GPU", cost, paid };
   }
 
   // The lines of an answer, each a role and its cells, as `data.lines` has them.
@@ -143,24 +145,24 @@ class Calculator {
     const title = line("title", { model: asked.model.name, trained: adapted, place, tokens: amount(this, tokens), batch: fixed(record.batch, 0), length: fixed(asked.seq_len, 0) });
     if (record.no) return [title, ...record.no.split("\n").map((text) => ["note", [text]])];
     const kept = (role, label, name, number) => [role, [label, ...[...Array(number).keys()].map((column) => record[`${name}.${column}`])]];
-    const label = (role) => lines[role][0];
-    const shown = [title, kept("train", label("train"), "train", 1), line("time", this.times(asked, record))];
-    for (const role of ["speed", "memory"]) shown.push(kept(role, label(role), role, 3));
-    for (const number of [1, 2, 3]) shown.push(kept("alternative", number === 1 ? this.words.or : " ", `alternative${number}`, 4));
-    return [...shown.filter(([, cells]) => cells[1] !== ""), this.certainty(asked, record)];
+    const warnings = this.warnings(asked, record);
+    const shown = [title, line("warned", { warnings: warnings && warnings[0].toUpperCase() + warnings.slice(1) })].filter(([, cells]) => cells[0]);
+    const figures = [line("train", { setting: record["train.0"] }), line("time", this.times(asked, record))];
+    for (const role of ["speed", "memory"]) figures.push(kept(role, lines[role][0], role, 3));
+    for (const number of [1, 2, 3]) figures.push(kept("alternative", number === 1 ? this.words.or : " ", `alternative${number}`, 4));
+    const certainty = line("predicted", { nearest: record.nearest, ranges: record.tight ? "" : this.words.ofLines.ranges });
+    return [...shown, ...figures.filter(([, cells]) => cells[1]), certainty];
   }
 
-  certainty(asked, record) {
+  warnings(asked, record) {
     const { words } = this;
     const tokens = this.usualTokens(asked);
-    const warnings = [record.tight ? words.tight : ""];
+    const warnings = [record.tight ? words.tight : "", record.warnings];
     if (tokens / record.rate / SECONDS / 24 > words.maxDays) {
       const needed = fixed(Math.ceil(Number((record.least * tokens / SECONDS / 24 / words.goalDays).toFixed(6))), 0);
-      warnings.push(fill(words.tooSlow, { needed, unit: "GPU" }));
+      warnings.unshift(fill(words.tooSlow, { needed, unit: "GPU" }));
     }
-    warnings.push(record.warnings);
-    const said = joined(warnings, "; ");
-    return ["note", [fill(words.lines[said ? "warned" : "predicted"][0], { warnings: said, nearest: record.nearest })]];
+    return joined(warnings, "; ");
   }
 
   command(asked) {
@@ -202,15 +204,18 @@ class Calculator {
   cardParts(asked, record) {
     const [[, [title]], ...lines] = this.lines(asked, record);
     const isRow = ([, cells]) => cells.length > 1;
+    const first = lines.findIndex(isRow);
     const rows = lines.filter(isRow).map(([role, cells]) => {
       const [label, ...others] = cells.map((cell) => cell.trim());
       const last = others.pop();
       const columns = others.map((text) => element("td", {}, text));
-      const first = label ? element("th", { scope: "row" }, label) : element("td");
-      return element("tr", { class: `calc-${role}` }, first, ...columns, element("td", { colspan: String(4 - others.length) }, last));
+      const head = label ? element("th", { scope: "row" }, label) : element("td");
+      return element("tr", { class: `calc-${role}` }, head, ...columns, element("td", { colspan: String(4 - others.length) }, last));
     });
-    const notes = lines.filter((one) => !isRow(one)).map(([, [text]]) => element("p", {}, text));
-    return [title, rows.length ? element("table", { class: "calc-lines" }, element("tbody", {}, rows)) : "", ...notes];
+    const notes = (some) => some.filter((one) => !isRow(one)).map(([role, [text]]) => element("p", { class: `calc-${role}` }, text));
+    if (first < 0) return [title, ...notes(lines)];
+    const table = element("table", { class: "calc-lines" }, element("tbody", {}, rows));
+    return [title, ...notes(lines.slice(0, first)), table, ...notes(lines.slice(first))];
   }
 
   // The same training on other numbers of this GPU, and on as many of other GPUs.
@@ -221,9 +226,9 @@ class Calculator {
       const record = this.record(other);
       if (!record) return null;
       if (record.no) return tableRow(title, [this.words.doesNotFit, ...columns.slice(2).map(() => "")]);
-      const { time, times, hours, paid } = this.times(other, record);
+      const { least, time, times, hours, paid } = this.times(other, record);
       const cost = asked.price ? [`$${paid}`] : [];
-      return tableRow(title, [time, times, hours, ...cost, record["memory.0"], record["train.0"]]);
+      return tableRow(title, [joined([least, time]), times, hours, ...cost, record["memory.0"], record["train.0"]]);
     };
     const counts = this.counts.map((gpus) => row(`${gpus} ${asked.gpu}`, { ...asked, gpus })).filter(Boolean);
     const gpus = this.gpus.map((gpu) => row(gpu, { ...asked, gpu })).filter(Boolean);
