@@ -24,7 +24,8 @@ from dsnb.prediction import candidates as built_in
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
-from dsnb.prediction.gpus import NODE_GPUS, known_gpu
+from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.in_place import measured_figures, runs_on
 from dsnb.prediction.memory import need_gib, peak_memory, room_gib
 from dsnb.prediction.predict import bounded, nearest_run
 from dsnb.prediction.predicted import allowed
@@ -37,7 +38,6 @@ from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import (
     BASES,
     CPU,
-    MEASURED,
     PREDICTED,
     Decision,
     Question,
@@ -47,13 +47,11 @@ from dsnb.results.answers.decide import (
 from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import MEMORY, count
+from dsnb.results.runs.labels import count
 from dsnb.results.runs.number_text import amount, significant
-from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.programs import DSNB
 
 FORECAST = [
     "experiment", "setting", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct",
@@ -346,44 +344,6 @@ def by_task(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     """Return the settings of each task (`dsnb.results.statistics.tasks`)."""
     found = tasks(settings_of(experiments))
     return [[experiments[place] for place in task.runs.index] for task in found]
-
-
-def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return dsnb's runs on a GPU that succeeded with a known speed, or ran out of memory.
-
-    The speed of another program's loop is no measurement of a setting that dsnb's loop would run.
-    """
-    runs = as_runs(runs)
-    if "program" in runs:
-        runs = runs[runs["program"].fillna(DSNB) == DSNB]
-    needed = {"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*runs}
-    runs = runs.reindex(columns=[*runs, *needed])
-    is_timed = runs["status"].eq("ok") & runs["tokens_per_s"].notna()
-    runs = runs[runs["status"].eq("oom") | is_timed]
-    return runs[[known_gpu(name) == spec for name in runs["gpu_name"]]]
-
-
-def measured_figures(
-    runs: pd.DataFrame, asked: Sequence[Experiment], target: Target
-) -> pd.DataFrame | None:
-    """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    on = target.hardware.gpu
-    runs = runs_on(runs, known_gpu(on.name) or on)
-    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
-    named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
-    named = named[named["experiment"].isin([one.name_with_model for one in asked])]
-    if named.empty:
-        return None
-    medians = candidates(named).reindex(named["experiment"].unique())
-    is_unstable = medians["is_unstable"].eq(True)
-    return medians[["tokens_per_s", "memory_gib"]].assign(
-        is_known=True, basis=medians["basis"].astype(object).fillna(MEASURED),
-        is_unstable=is_unstable & ~is_unstable.all(),
-        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
-        peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
-        tokens_per_s_low=math.nan, tokens_per_s_high=math.nan,
-        outside="",
-    )  # fmt: skip
 
 
 def measured_plans(
