@@ -17,27 +17,17 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch  # replaces functions of libraries temporarily
 
 import pandas as pd
-import torch
-from torch import profiler
 
 from benchmarks.families import KINDS, SIZES
 from dsnb.base.files import json_files
-from dsnb.measure.train.profiling import kernels_s, read_events
-from dsnb.models import attention, build
-from dsnb.models.attention import KernelWatch, whole_sequences
-from dsnb.models.compile import compile_model
-from dsnb.models.loss import CausalLoss
 from dsnb.settings.experiment import Experiment
 
 COLUMNS = ("kind", "way", "kernel", "attention_ms", "loss_ms")
@@ -52,7 +42,6 @@ VOCAB = 50_257
 """As GPT-2's: no multiple of 8, so that products with it are padded."""
 POSITIONS = 2048
 PROCESSES = 6
-WARMUP, PASSES = 3, 5
 BASE = "transformers"
 HEADER = [
     "| kind | transformers' kernel | attention, ms | dsnb's attention | loss | in chunks | padded |",
@@ -108,69 +97,10 @@ def experiment_of(model: Path, device: str, way: str) -> Experiment:
     )
 
 
-@contextmanager
-def as_transformers_has_it() -> Iterator[None]:
-    """Let transformers choose attention and its masks."""
-    with patch.object(attention, "fastest", lambda *_: "sdpa"):
-        yield
-
-
-def kernels_of(experiment: Experiment, lock: Any) -> dict[str, Any]:
-    """Return the attention kernel, and the seconds of kernels of the fastest pass."""
-    device = torch.device(experiment.device)
-    torch._dynamo.reset()
-    model = CausalLoss(build.build(experiment, {}, device), experiment.loss == "chunked")
-    compile_model(experiment, model)
-    vocab = model.config.vocab_size
-    ids = torch.randint(3, vocab, (int(experiment.micro_batch_size), experiment.seq_len))
-    ids = ids.to(device)
-    watch = KernelWatch()
-    for number in range(WARMUP):
-        if number:
-            one_pass(experiment, model, ids)
-            continue
-        with watch.watching():
-            one_pass(experiment, model, ids)
-    with lock:
-        passes = traced(experiment, model, ids)
-    figures: dict[str, Any] = {"kernel": watch.kernel}
-    for name in passes[0]:
-        known = [seconds[name] for seconds in passes if seconds[name] is not None]
-        figures[name] = min(known, default=None)
-    return figures
-
-
-def one_pass(experiment: Experiment, model: CausalLoss, ids: torch.Tensor) -> None:
-    """Compute the loss and its gradients."""
-    with torch.autocast(experiment.device, dtype=torch.bfloat16):
-        loss = model(ids)
-    loss.backward()
-    model.zero_grad()
-
-
-def traced(
-    experiment: Experiment, model: CausalLoss, ids: torch.Tensor
-) -> list[dict[str, float | None]]:
-    """Return the seconds of attention and loss kernels of each pass."""
-    activities = [profiler.ProfilerActivity.CPU]
-    if experiment.device == "cuda":
-        activities.append(profiler.ProfilerActivity.CUDA)
-    found = []
-    for _ in range(PASSES):
-        with profiler.profile(activities=activities) as recorder:
-            one_pass(experiment, model, ids)
-            if experiment.device == "cuda":
-                torch.cuda.synchronize()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json.gz"
-            recorder.export_chrome_trace(str(path))
-            events = read_events(path)
-        found.append(kernels_s(events))
-    return found
-
-
 def measure(job: Job, lock: Any) -> None:
     """Measure a kind in every way and append its line."""
+    from benchmarks import kernel_times  # it imports torch, which reading the table does not need
+
     if time.time() > job.last_start_s:
         return
     folder = job.output / "configurations"
@@ -182,11 +112,11 @@ def measure(job: Job, lock: Any) -> None:
         experiment = experiment_of(model, job.device, way)
         try:
             if way == BASE:
-                with as_transformers_has_it():
-                    row[way] = kernels_of(experiment, lock)
+                with kernel_times.as_transformers_has_it():
+                    row[way] = kernel_times.kernels_of(experiment, lock)
             else:
-                with whole_sequences():
-                    row[way] = kernels_of(experiment, lock)
+                with kernel_times.whole_sequences():
+                    row[way] = kernel_times.kernels_of(experiment, lock)
         except Exception as error:  # of any model or kernel: it is the result of this way
             traceback.print_exc()
             row[way] = {"error": f"{type(error).__name__}: {error}"[:200]}
@@ -251,6 +181,8 @@ def rows() -> Iterator[str]:
 
 def main(output: Path, seconds: float, kinds: list[str]) -> None:
     """Measure kinds, several processes at once."""
+    import torch
+
     output.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     context = multiprocessing.get_context("spawn")

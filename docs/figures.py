@@ -7,7 +7,8 @@ Markdown stays the source. Two kinds of marks, which no reader sees, name what i
 * around a table `<!-- table: results -->` and `<!-- /table -->`, each beside an empty line: a table of
   `docs.measured.TABLES`.
 
-`python -m docs.figures slow` also writes the tables that take minutes (`docs.measured.SLOW_TABLES`).
+`python -m docs.figures slow` also writes what takes minutes: `docs.measured.SLOW_TABLES`, and the figures of
+`docs.measured.SLOW_SOURCES`.
 """
 
 import re
@@ -58,9 +59,10 @@ def figure(name: str) -> str:
 def _value(name: str) -> tuple[float, str]:
     """Return a figure and its usual format."""
     source, _, field = name.strip().rpartition(".")
-    if source not in measured.SOURCES:
+    sources = {**measured.SOURCES, **measured.SLOW_SOURCES}
+    if source not in sources:
         raise FigureError(f"there is no source {source!r} of a figure: add it to docs/measured.py")
-    values = measured.SOURCES[source]()
+    values = sources[source]()
     if field not in values:
         raise FigureError(f"{source} has no {field!r}: it has {', '.join(values)}")
     return values[field], measured.FORMATS.get(field, "")
@@ -87,32 +89,43 @@ def check_marks(text: str, where: str) -> None:
         )
 
 
+def is_slow(name: str) -> bool:
+    """Return whether a table or a figure takes minutes."""
+    return name in measured.SLOW_TABLES or name.partition(".")[0] in measured.SLOW_SOURCES
+
+
 def replaced(text: str, is_written: Callable[[str], bool] = lambda name: True) -> str:
-    """Return a text with the figures and tables of the data; `is_written` chooses tables."""
+    """Return a text with the figures and tables of the data; `is_written` chooses them by name."""
 
     def of_table(match: re.Match[str]) -> str:
         if not is_written(match["name"]):
             return match[0]
         return f"{match['open']}{table(match['name'])}{match['close']}"
 
-    text = TABLE.sub(of_table, text)
-    return FIGURE.sub(lambda match: f"{match['open']}{figure(match['name'])}{match['close']}", text)
+    def of_figure(match: re.Match[str]) -> str:
+        if not is_written(match["name"]):
+            return match[0]
+        return f"{match['open']}{figure(match['name'])}{match['close']}"
+
+    return FIGURE.sub(of_figure, TABLE.sub(of_table, text))
 
 
 def differences(page: Path, slow: bool = False) -> Iterator[str]:
     """Yield each figure and each row of a table that is not that of the data, as it is and as it should be.
 
-    Tables that take minutes are compared if `slow`.
+    What takes minutes is compared if `slow`.
     """
     text = page.read_text()
     where = str(page.relative_to(ROOT))
     check_marks(text, where)
     for match in FIGURE.finditer(text):
+        if is_slow(match["name"]) and not slow:
+            continue
         if match["text"] != (expected := figure(match["name"])):
             yield f"{where}: {match['name']} is {match['text']}, the data has {expected}"
     for match in TABLE.finditer(text):
         name = match["name"]
-        if name in measured.SLOW_TABLES and not slow:
+        if is_slow(name) and not slow:
             continue
         rows, expected_rows = match["text"].splitlines(), table(name).splitlines()
         slack = SLACK if name in measured.ROUNDED else 0.0
@@ -135,13 +148,11 @@ def main() -> None:
     """Write the figures of all texts anew."""
     if sys.argv[1:] not in ([], ["slow"]):
         sys.exit(__doc__)
-    is_written = (
-        (lambda name: True) if sys.argv[1:] else (lambda name: name not in measured.SLOW_TABLES)
-    )
+    slow = sys.argv[1:] == ["slow"]
     for page in texts():
         text = page.read_text()
         check_marks(text, str(page.relative_to(ROOT)))
-        if (new := replaced(text, is_written)) != text:
+        if (new := replaced(text, lambda name: slow or not is_slow(name))) != text:
             page.write_text(new)
             print(f"{page.relative_to(ROOT)} has new figures: read the sentences around them")
 

@@ -2,7 +2,7 @@
 
 Every model of `GRID` on every GPU, number of GPUs and sequence length, trained whole and by LoRA, is asked of
 `dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Answers are kept in the user's cache, so an
-interrupted build goes on where it was; `--pack` writes what there is. A process finds the answers of all GPUs at a
+interrupted build goes on where it was; `--pack` writes what there is, and `--known` finds what needs no new trace. A process finds the answers of all GPUs at a
 time: what candidates need and do does not depend on the GPU, and is computed once (`shared`).
 
 `--check 300` compares as many random cells with `dsnb recommend`.
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -186,15 +186,28 @@ def answered(cell: Cell) -> dict[str, Any]:
         return {"no": str(error)}
 
 
-def group(cells: list[Cell]) -> None:
-    """Keep the records of cells that differ in the GPU only."""
+class _Untraced(Exception):
+    """A model has to be traced."""
+
+
+def _refuse(*_: Any) -> Any:
+    raise _Untraced
+
+
+def group(cells: list[Cell], known: bool = False) -> None:
+    """Keep the records of cells that differ in the GPU only; if `known`, not those that need a trace of a model."""
     started = time.time()
     traces.WORKERS = 1
     traces._records.clear()
+    if known:
+        traces._make = _refuse  # type: ignore[assignment]
     records = {}
-    with shared():
-        for cell in cells:
-            records[cell.gpu] = answered(cell)
+    try:
+        with shared():
+            for cell in cells:
+                records[cell.gpu] = answered(cell)
+    except _Untraced:
+        return
     json_files.write_json(_file(cells[0]), records)
     first = cells[0]
     print(
@@ -235,11 +248,11 @@ def groups() -> list[list[Cell]]:
     return sorted(cells.values(), key=order)
 
 
-def build(processes: int) -> None:
+def build(processes: int, known: bool) -> None:
     """Find the answers that are not kept yet."""
     asked = [one for one in groups() if not _file(one[0]).exists()]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for _ in pool.imap_unordered(group, asked):
+        for _ in pool.imap_unordered(partial(group, known=known), asked):
             pass
 
 
@@ -283,6 +296,7 @@ def main() -> None:
     """Build and write the answers, or compare some."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pack", action="store_true", help="write what is kept, find nothing")
+    parser.add_argument("--known", action="store_true", help="find what needs no trace of a model")
     parser.add_argument("--check", type=int, help="compare as many cells with `dsnb recommend`")
     parser.add_argument("--processes", type=int, default=PROCESSES)
     options = parser.parse_args()
@@ -293,7 +307,7 @@ def main() -> None:
         print(f"{len(found_)} of {options.check} cells differ; {time.time() - started:.0f} s")
         sys.exit(bool(found_))
     if not options.pack:
-        build(options.processes)
+        build(options.processes, options.known)
         print(f"{(time.time() - started) / 60:.0f} minutes")
     pack()
 

@@ -25,8 +25,9 @@ from benchmarks import (
 )
 from benchmarks.outside import fitting, summary
 from benchmarks.outside import rows as rows_of_others
-from docs import pictures
+from docs import asked, pictures, topic_tables
 from docs.code_blocks import ROOT
+from docs.named_settings import H100_SETTINGS, NEW_SETTINGS, SETTINGS
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
@@ -43,6 +44,11 @@ BARS = ROOT / "benchmarks" / "h200_bars.csv"
 
 WHOLE = [
     "speed",
+    "low",
+    "high",
+    "hours",
+    "cost",
+    "gpus",
     "lowest",
     "highest",
     "each",
@@ -55,95 +61,15 @@ WHOLE = [
     "benchmarks",
 ]
 TENTHS = ["gib", "host", "needed", "mfu", "of_product", "mean", "worst"]
+TENTHS += ["days", "from", "to", "error"]
 FORMATS = {
     **dict.fromkeys(WHOLE, ",.0f"),
     **dict.fromkeys(TENTHS, ".1f"),
     **dict.fromkeys(("zero_1", "zero_2", "zero_3"), ".2f"),
-    "tasks": ".0f",
+    **dict.fromkeys(("tasks", "own", "others"), ".0f"),
 }
 """The usual format of a figure, by its field."""
 
-USUAL = (
-    "micro_batch_size == 8 and seq_len == 1024 and allocator == 'expandable' and compile == 'off'"
-)
-TWO_GPUS = f"{USUAL} and model == 'opt-1.3b' and gpus == 2 and offload == 'none'"
-LARGE = "model == 'opt-6.7b' and lora_rank == 0"
-SMALL = "model == 'opt-350m' and micro_batch_size == 24 and seq_len == 512"
-LOOP = "model == 'gpt2' and seq_len == 128 and strategy == 'plain' and precision == 'bf16' and micro_batch_size == 32"
-LONG = "model == 'opt-1.3b' and seq_len == 2048 and precision == 'bf16'"
-XL = "model == 'gpt2-xl' and gpus == 2 and micro_batch_size == 24 and compile == 'default'"
-KEPT = "`deepspeed.zero_optimization.stage3_max_live_parameters` > 0"
-FEW_STAY = "`deepspeed.zero_optimization.stage3_param_persistence_threshold` == 100000"
-BLOOM = "model == 'bloom-560m' and seq_len == 1024 and micro_batch_size == 32 and activation_checkpointing"
-MEDIUM = "model == 'gpt2-medium' and seq_len == 1024 and micro_batch_size == 8 and compile == 'off'"
-GRAPHS = (
-    "model == 'gpt2' and seq_len == 1024 and host == 'h200-2026-11-27-ac' and strategy == 'plain'"
-)
-LLAMA = "sweep == 'h200_fp8' and model == 'llama-3.1-8b'"
-LLAMA_1B = "sweep == 'h200_fp8' and data == 'stdlib'"
-TODAY = (
-    "sweep == 'h200_today' and loss == 'whole' and not activation_checkpointing and lora_rank == 0"
-)
-QWEN = f"{TODAY} and model == 'qwen3-0.6b'"
-LLAMA_TODAY = (
-    f"{TODAY} and model == 'llama-3.2-1b' and strategy == 'plain' and micro_batch_size == 8"
-)
-MIXTRAL = f"{TODAY} and model == 'benchmarks/params/h100/mixtral-8x100m.json' and compile == 'off'"
-LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
-SETTINGS = {
-    "large_zero0": f"{LARGE} and zero_stage == 0",
-    "large_zero1": f"{LARGE} and zero_stage == 1",
-    "zero2": f"{TWO_GPUS} and zero_stage == 2",
-    "zero3": f"{TWO_GPUS} and zero_stage == 3",
-    "small_one": f"{SMALL} and zero_stage == 1 and compile == 'off' and gpus == 1",
-    "small_two": f"{SMALL} and zero_stage == 1 and compile == 'off' and gpus == 2",
-    "small_zero3": f"{SMALL} and zero_stage == 3 and gpus == 2 and compile == 'off'",
-    "small_zero3_compiled": f"{SMALL} and zero_stage == 3 and gpus == 2 and compile == 'default'",
-    "small_loop": f"{SMALL} and strategy == 'plain' and compile == 'reduce-overhead'",
-    "small_ddp": f"{SMALL} and bucket_elements == 100000000",
-    "default_allocator": "sweep == 'h200_allocator' and model == 'opt-1.3b' and micro_batch_size == 68 "
-    "and allocator == 'default'",
-    "expandable": "model == 'opt-1.3b' and micro_batch_size == 68 and allocator == 'expandable'",
-    "offload": f"{USUAL} and model == 'opt-1.3b' and offload == 'optimizer-cpu' and gpus == 1",
-    "mfu": "model == 'opt-1.3b' and strategy == 'plain' and compile == 'reduce-overhead' and allocator != 'default'",
-    "gpt2_eager": f"{LOOP} and compile == 'off'",
-    "gpt2_compiled": f"{LOOP} and compile == 'default'",
-    "gpt2_graphs": f"{LOOP} and compile == 'reduce-overhead'",
-    "bloom_chunked": f"{BLOOM} and loss == 'chunked'",
-    "bloom_whole": f"{BLOOM} and loss == 'whole'",
-    "medium_chunked": f"{MEDIUM} and loss == 'chunked'",
-    "medium_whole": f"{MEDIUM} and loss == 'whole' and pad_vocab != 64",
-    "medium_padded": f"{MEDIUM} and pad_vocab == 64",
-    "medium_unpadded": f"{MEDIUM} and sweep == 'h200_pad_vocab' and pad_vocab == 0",
-    "graphs_padded": f"{GRAPHS} and pad_vocab == 64",
-    "graphs_unpadded": f"{GRAPHS} and pad_vocab == 0",
-    "opt_loop": f"{LONG} and strategy == 'plain' and compile == 'default' and micro_batch_size == 8",
-    "opt_zero1": f"{LONG} and zero_stage == 1 and gpus == 2 and micro_batch_size == 8",
-    "opt_zero1_16": f"{LONG} and zero_stage == 1 and micro_batch_size == 16",
-    "opt_fsdp": f"{LONG} and strategy == 'fsdp' and gpus == 2",
-    "opt_zero3": f"{LONG} and {FEW_STAY} and not ({KEPT})",
-    "opt_zero3_kept": f"{LONG} and {FEW_STAY} and {KEPT}",
-    "opt_zero3_16": f"{LONG} and zero_stage == 3 and micro_batch_size == 16",
-    "xl_fsdp": f"{XL} and strategy == 'fsdp'",
-    "xl_zero1": f"{XL} and zero_stage == 1",
-    "xl_zero3": f"{XL} and {FEW_STAY} and not ({KEPT})",
-    "bloom7b": "sweep == 'h200_headline' and model == 'bloom-7b1'",
-    "lora_half": f"{LORA} and checkpoint_every == 2",
-    "lora_all": f"{LORA} and checkpoint_every == 1",
-    "llama_fp8": f"{LLAMA} and matmul == 'fp8'",
-    "llama_bf16": f"{LLAMA} and matmul == 'auto'",
-    "llama_1b_fp8": f"{LLAMA_1B} and matmul == 'fp8'",
-    "llama_1b_bf16": f"{LLAMA_1B} and matmul == 'auto'",
-    "qwen_eager": f"{QWEN} and strategy == 'plain' and compile == 'off'",
-    "qwen_compiled": f"{QWEN} and strategy == 'plain' and compile == 'default'",
-    "qwen_zero3": f"{QWEN} and zero_stage == 3 and compile == 'default'",
-    "llama_eager": f"{LLAMA_TODAY} and compile == 'off'",
-    "llama_compiled": f"{LLAMA_TODAY} and compile == 'default'",
-    "mixtral_loop": f"{MIXTRAL} and strategy == 'plain'",
-    "mixtral_zero0": f"{MIXTRAL} and strategy == 'deepspeed' and zero_stage == 0",
-    "mixtral_zero1": f"{MIXTRAL} and zero_stage == 1",
-}
-"""One setting each, by a query of `dsnb.published("h200")`."""
 COLUMNS = {
     "speed": ("tokens_per_s", 1),
     "each": ("tokens_per_s_per_gpu", 1),
@@ -155,13 +81,22 @@ COLUMNS = {
 """Field -> column and factor; figures of a setting are medians over its runs that are `ok`."""
 
 
+DATA: Mapping[str, tuple[Callable[[], pd.DataFrame], Mapping[str, str]]] = {
+    "h200": (partial(dsnb.published, "h200"), SETTINGS),
+    "h100": (partial(dsnb.published, "h100"), H100_SETTINGS),
+    "new": (new_settings.known, NEW_SETTINGS),
+}
+"""Name of some runs -> what reads them, and the settings of them that texts name."""
+
+
 @cache
-def of_setting(name: str) -> Mapping[str, float]:
-    """Return the figures of one of `SETTINGS`: medians, and the numbers of runs that are ok and out of memory."""
-    runs = dsnb.published("h200").query(SETTINGS[name])
+def of_setting(data: str, name: str) -> Mapping[str, float]:
+    """Return the figures of a setting: medians, and the numbers of runs that are ok and out of memory."""
+    read, settings = DATA[data]
+    runs = read().query(settings[name])
     if (found := runs["experiment"].nunique()) != 1:
         raise ValueError(
-            f"{name} selects {found} settings of the data set, not one: {SETTINGS[name]}"
+            f"{name} selects {found} settings of the data set, not one: {settings[name]}"
         )
     ok = runs[runs["status"] == "ok"]
     medians = {
@@ -169,7 +104,8 @@ def of_setting(name: str) -> Mapping[str, float]:
     }
     speeds = {"lowest": float(ok["tokens_per_s"].min()), "highest": float(ok["tokens_per_s"].max())}
     counts = {"n": float(len(ok)), "oom": float((runs["status"] == "oom").sum())}
-    return {**medians, **speeds, **counts, "needed": float(runs["needed_gib"].median())}
+    needed = runs.get("needed_gib", pd.Series(dtype=float))
+    return {**medians, **speeds, **counts, "needed": float(needed.median())}
 
 
 def error(stated: Mapping[str, object], kind: str) -> Mapping[str, float]:
@@ -226,6 +162,22 @@ def estimators() -> Mapping[str, float]:
 
 
 @cache
+def of_new(model: str, name: str) -> Mapping[str, float]:
+    """Return speed and memory of a setting of `benchmarks.new_settings`, medians of its runs."""
+    table = new_settings.known().query("model == @model and experiment.str.endswith(@name)")
+    medians = table[list(new_settings.FIGURES)].median()
+    speed, gib = medians.tolist()
+    return {"speed": speed, "gib": gib, "n": float(len(table))}
+
+
+@cache
+def family(name: str) -> Mapping[str, float]:
+    """Return the error of a family that was left out of the fit."""
+    errors = left_out_families.by_family(prediction_errors.of_left_out_families())
+    return error(errors, name)
+
+
+@cache
 def lambda_opt(gpus: int) -> Mapping[str, float]:
     """Return Lambda's published speed of OPT-13B with LoRA for each of a number of GPUs."""
     rows = dsnb.published("lambda_1cc_opt").query(f"model == 'opt-13b' and gpus == {gpus}")
@@ -239,7 +191,7 @@ def published_benchmarks() -> Mapping[str, float]:
 
 BY_GPU, BY_HOST = "limited by the GPU", "limited by the CPU"
 SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
-    **{name: partial(of_setting, name) for name in SETTINGS},
+    **{name: partial(of_setting, data, name) for data in DATA for name in DATA[data][1]},
     "kinds": families.counts,
     "kernels": family_kernels.counts,
     "memory": partial(error, PEAK_ERRORS, "all"),
@@ -259,11 +211,23 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "h100": partial(data_set, "h100"),
     "published": published_benchmarks,
     "fit": lambda: {"settings": FITTED_SETTINGS},
+    "within_a_quarter": pictures.within_a_quarter,
     **{f"network_{name}": partial(network, name) for name in map(str, pictures.NETWORKS)},
     "network_one_node": partial(network, "one node"),
+    "qlora": partial(of_new, "llama-3.1-8b", "plain_bf16_gpus1_bs2_sl2048_ac_compile_lora16_nf4"),
+    "fp32_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048"),
+    "bf16_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure"),
+    "bytes_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure_adamw-8bit"),
+    "experts_gpu": partial(family, "mixtral, limited by the GPU"),
+    "experts_cpu": partial(family, "mixtral, limited by the CPU"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
 }
 """The sources of figures: each returns figures by field."""
+
+SLOW_SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
+    name: partial(asked.recommended, name) for name in asked.COMMANDS
+}
+"""Sources that trace models: `python -m docs.figures slow` writes their figures."""
 
 Rows = Callable[[], Iterable[str]]
 ERRORS_HEADER = ["| {} | settings | mean | worst | bias |", "|---|---|---|---|---|"]
@@ -398,7 +362,17 @@ def of_others() -> pd.DataFrame:
     return rows_of_others.predicted(rows_of_others.read())
 
 
+def host_time_table() -> list[str]:
+    """Return the host's time for a step in launches, by strategy."""
+    rows = ["| | forward | backward | optimizer | a step |", "|---|---|---|---|---|"]
+    for title, parts in pictures.host_times().iterrows():
+        cells = " | ".join(f"{launches:,.0f}" for launches in [*parts, parts.sum()])
+        rows.append(f"| {title} | {cells} |")
+    return rows
+
+
 TABLES: dict[str, Rows] = {
+    "host-time": host_time_table,
     "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],
     "published": lambda: [*headline.HEADER, *map(str, headline.comparisons())],
     "distance": lambda: [*distance.HEADER, *distance.rows()],
@@ -423,16 +397,24 @@ TABLES: dict[str, Rows] = {
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
     "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
+    "long-sequences": topic_tables.long_sequences,
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
 SLOW_TABLES: dict[str, Rows] = {
+    "answer-cost": partial(asked.lines, "asked_cost"),
+    "answer-qlora": partial(asked.lines, "asked_qlora"),
     "outside": lambda: summary.speed_lines(summary.by_gpu(of_others()), "GPU and place"),
     "outside-left-out": lambda: fitting.left_out_lines(rows_of_others.read()),
     "outside-memory": lambda: summary.memory_table(of_others()),
     "regret": regret_table,
     "estimates": estimates_table,
     "calibrated": calibrated_table,
+    "fine-tuning": topic_tables.fine_tuning,
+    "lengths": topic_tables.lengths,
+    "small-gpus": topic_tables.small_gpus,
+    "rent": topic_tables.rent,
+    "experts": topic_tables.experts,
     "new-settings": lambda: [*new_settings.HEADER, *new_settings.rows()],
 }
 """Tables that take minutes: `python -m docs.figures slow` writes them."""

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,13 +102,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Leave the half million objects that test files import to no garbage collection, now or later."""
+    """Leave the half million objects that test files import to no garbage collection, now or later.
+
+    Every worker collects every file, so a file that imports torch at once would cost each of them 5 s.
+    """
     gc.disable()
     try:
-        return (yield)
+        result = yield
     finally:
         gc.freeze()
         gc.enable()
+    if "torch" in sys.modules:
+        raise pytest.UsageError("a test file imports torch when it is collected: use lazy.Module")
+    return result
 
 
 _session = contextlib.ExitStack()

@@ -1,11 +1,13 @@
 """The table of other trainers, and which runs are left, on results by hand."""
 
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks import gpt2_loop, trainers
+from benchmarks import trainers
 from benchmarks.trainers import Records, Run
+from tests.support import lazy
+
+torch, transformers = lazy.Module("torch"), lazy.Module("transformers")
+gpt2_loop = lazy.Module("benchmarks.gpt2_loop")
 
 FIELDS = {"repeat": 1, "micro_batch_size": 8, "grad_accum": 2, "device": "cuda"}
 WHERE = {"gpu": "H100", "date": "2026-11-28", "versions": {"torch": "2.11"}}
@@ -133,7 +135,8 @@ def test_gpt2_by_hand_has_the_loss_and_gradients_of_transformers():
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16, "vocab_size": 128}
     drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=1, eos_token_id=1))
+    config = transformers.GPT2Config(**sizes, **drops, bos_token_id=1, eos_token_id=1)
+    model = transformers.GPT2LMHeadModel(config)
     made = gpt2_loop.with_weights_of(model)
     ids = torch.randint(128, (2, 16))
     expected = model(input_ids=ids, labels=ids).loss

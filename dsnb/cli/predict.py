@@ -27,7 +27,7 @@ LinkName = Annotated[
     str,
     option(
         "LINK",
-        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node.",
+        "Link of the GPUs: nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node.",
         default=True,
     ),
 ]
@@ -52,6 +52,17 @@ def parse_tokens(text: str) -> float:
     except ValueError as error:
         raise typer.BadParameter(
             f"{text[:50]!r}: write a number such as 300e9, 300B or 1.5T"
+        ) from error
+
+
+def parse_price(text: str) -> tuple[str, float]:
+    """Return a GPU and its price, written as `H100=2.50`, or as `2.50` for all others."""
+    name, _, number = text.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"{text[:50]!r}: write a price such as 2.50, or H100=2.50"
         ) from error
 
 
@@ -136,14 +147,25 @@ def recommend(
         ),
     ],
     gpu: Annotated[
-        str,
-        option("NAME", "GPU, such as H100, or a CSV file.", default="of this machine, or H200"),
-    ] = "",
+        list[str] | None,
+        option(
+            "NAME",
+            "GPU, such as H100, or a CSV file; given several times, GPUs are compared.",
+            default="of this machine, or H200",
+        ),
+    ] = None,
     gpus: Annotated[
         int | None, option("NUMBER", "Number of GPUs.", default="of this machine or file, or 8")
     ] = None,
     tokens: Tokens = None,
-    price: Price = None,
+    price: Annotated[
+        list[Any] | None,
+        option(
+            "[NAME=]NUMBER",
+            "Price of a GPU-hour, for the cost; with a name, that of one GPU.",
+            parser=parse_price,
+        ),
+    ] = None,
     seq_len: Annotated[
         int | None, option("NUMBER", "Tokens per sequence.", default="the model's, up to 4096")
     ] = None,
@@ -209,23 +231,29 @@ def recommend(
     continues.
     """
     from dsnb.prediction.recommend import Scope
-    from dsnb.prediction.target import Budget, Target
+    from dsnb.prediction.target import Target, budgets
     from dsnb.results.answers.lines import note
     from dsnb.show.form import recommend as form
 
     fixed = parse_overrides(set_ or [])
     if is_params(target):  # names the settings that are left out
-        _experiments(target, gpus, fixed, gpu or "H200", link, verbose)
+        _experiments(target, gpus, fixed, (gpu or ["H200"])[0], link, verbose)
     else:
         from dsnb.prediction import traces
 
         say(f"comparing settings for {target}", err=True)
         traces.start(str(target))
     scope = Scope(str(target), gpus, seq_len, global_batch, fixed, least_gpus)
-    on = Target(gpu, link, _measured(calibrate), host_memory)
-    budget = Budget(tokens, price, currency, objective)
+    runs = _measured(calibrate)
+    targets = [Target(name, link, runs, host_memory) for name in gpu or [""]]
+    costs = budgets(targets, dict(price or []), tokens, currency, objective)
+    on = targets[0]
+    is_one = len(targets) == 1
+    if write and not is_one:
+        raise SettingsError("write is for one GPU: give --gpu once")
+    measurement = form.Measurement(measure, minutes, output)
     try:
-        answers = form.answers(scope, on, budget, form.Measurement(measure, minutes, output))
+        answers = form.on_gpus(scope, targets, costs, measurement)
     except KeyboardInterrupt:
         kept = ""
         if measure:
@@ -242,16 +270,15 @@ def recommend(
     fits = [answer for answer in answers if len(answer.table)]
     for sentence in form.write(write, answers[0]) if write and fits else []:
         _say_lines([note(sentence)], is_data)
-    options = {"--all": bool(fits) and not is_shown, "--why": not why}
-    there = ""
-    if len(answers) == len(fits) == 1:
-        options = {"--write plan": not write, **options, "--measure 3": not measure}
-        if options["--measure 3"] and not on.installed:
-            there = "--measure 3"
-            options[there] = False
+    useful = {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
+    if not is_one:
+        useful["one --gpu for its alternatives"] = True
     if write and fits:
-        options = {f"dsnb sweep {write / 'params.yaml'}": True, **options}
-    _print_next(answers[0].assumed, options, there, is_data)
+        useful = {f"dsnb sweep {write / 'params.yaml'}": True, **useful}
+    there = ""
+    if is_one and len(answers) == len(fits) == 1:
+        there = _going_further(useful, write, measure, bool(on.installed))
+    _print_next(answers[0].assumed, useful, there, is_data)
     if not fits:
         raise typer.Exit(1)
 
@@ -269,6 +296,18 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
         if why:
             say_line("", err=err)
             _say_lines([note(sentence) for sentence in answer.sentences], err)
+
+
+def _going_further(useful: dict[str, bool], write: Path | None, measure: int, has_gpu: bool) -> str:
+    """Add to the useful options those that write and measure a setting; return the one for a machine with such GPUs."""
+    if not write:
+        useful["--write plan"] = True
+    if measure:
+        return ""
+    if not has_gpu:
+        return "--measure 3"
+    useful["--measure 3"] = True
+    return ""
 
 
 def _print_next(assumed: Sequence[str], options: dict[str, bool], there: str, err: bool) -> None:
@@ -404,6 +443,8 @@ def _show(
 
     numbers = table.set_index("experiment")
     texts = predicted_figures(numbers, currency)
+    if "gpu" in numbers:
+        texts.insert(0, "GPU", numbers["gpus"].astype(str) + " " + numbers["gpu"])
     if gpu and not format_.is_data:
         spec = gpus.find(gpu)
         left = (numbers["peak_allocated_gib"] + numbers["headroom_gib"]).min()

@@ -13,7 +13,7 @@ from dsnb.prediction.explanation import changes, doubt, no_fit, shares_of_step
 from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
-from dsnb.results.answers.decide import PREDICTED, is_tight, tight
+from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.lines import Line, height, line, note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
@@ -73,22 +73,27 @@ def lines(
 
 
 def _title(search: Search, experiment: Experiment, is_marked: bool) -> Line:
+    run = {"gpus": experiment.gpus, "gpu_name": search.target.hardware.gpu.name}
+    if search.target.device == "cpu":
+        run = {"gpus": experiment.gpus, "device": "cpu"}
+    return title(experiment, search.question, labels.place(run), is_marked)
+
+
+def title(experiment: Experiment, question: Question, place: str, is_marked: bool) -> Line:
+    """Return what is trained on which GPUs; a mark says that some of it was assumed."""
     trained = ""
     if experiment.lora_rank:
         trained = "with LoRA"
     data = ""
     if experiment.data != "synthetic":
         data = labels.axis("data").describe(experiment.data)
-    run = {"gpus": experiment.gpus, "gpu_name": search.target.hardware.gpu.name}
-    if search.target.device == "cpu":
-        run = {"gpus": experiment.gpus, "device": "cpu"}
     return line(
         "title",
         model=nearest.model_name(experiment.model),
         trained=trained,
         data=data,
-        place=labels.place(run),
-        tokens=amount(search.question.tokens),
+        place=place,
+        tokens=amount(question.tokens),
         batch=fixed(experiment.global_batch_size),
         length=fixed(experiment.seq_len),
         mark=MARK if is_marked else "",

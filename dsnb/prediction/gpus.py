@@ -26,7 +26,7 @@ from dsnb.settings.training import NotNegative, Positive
 
 NODE_GPUS = 8
 """GPUs of a node, if an experiment does not give its number of nodes."""
-LINK = re.compile(r"ib:(\d+(?:\.\d+)?)(/node)?")
+LINK = re.compile(r"(ib|eth):(\d+(?:\.\d+)?)(/node)?")
 GAINS = tuned.rows(tuned.TUNED["gpu_gains"])
 KNOWN_RATES = {
     "fp32_tflops": ("fp32",),
@@ -241,7 +241,18 @@ class Link:
     """How GPUs are connected."""
 
     nvlink: bool = True  # whether the GPUs of a node use NVLink if they have it; otherwise PCIe
-    network_gb_per_s: float = 0.0  # between nodes for each GPU; 0 where there is no network
+    network_gb_per_s: float = 0.0  # between nodes for each GPU; 0 where there is no such network
+    node_gb_per_s: float = 0.0  # between nodes, shared by the GPUs of each; 0 where there is none
+    sockets: bool = False  # whether NCCL sends through the sockets of Ethernet, not by RDMA
+
+    @property
+    def has_network(self) -> bool:
+        """Whether something connects nodes."""
+        return bool(self.network_gb_per_s or self.node_gb_per_s)
+
+    def of_gpu_gb_per_s(self, node_gpus: int) -> float:
+        """Return each GPU's part of the network between nodes of `node_gpus`."""
+        return self.network_gb_per_s or self.node_gb_per_s / node_gpus
 
     def nodes(self, experiment: Experiment) -> int:
         """Return the number of nodes of an experiment."""
@@ -249,7 +260,7 @@ class Link:
 
     def check(self, gpus: int, nodes: int) -> None:
         """Raise SettingsError if GPUs are on several nodes, and nothing connects these."""
-        if nodes > 1 and not self.network_gb_per_s:
+        if nodes > 1 and not self.has_network:
             raise SettingsError(
                 f"gpus is {gpus}, on {nodes} nodes: say how these are connected, such as ib:400 (Gbit/s a GPU)"
             )
@@ -271,9 +282,13 @@ def link(text: str = "nvlink") -> Link:
     if text in {"nvlink", "pcie"}:
         return Link(nvlink=text == "nvlink")
     match = LINK.fullmatch(text)
-    if not match or float(match[1]) <= 0:
+    if not match or float(match[2]) <= 0:
         raise SettingsError(
-            f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node"
+            f"link is {text!r}: use nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node "
+            "(Ethernet without RDMA)"
         )
-    sharing_gpus = NODE_GPUS if match[2] else 1
-    return Link(network_gb_per_s=float(match[1]) / 8 / sharing_gpus)
+    sockets = match[1] == "eth"
+    rate = float(match[2]) / 8
+    if match[3]:
+        return Link(node_gb_per_s=rate, sockets=sockets)
+    return Link(network_gb_per_s=rate, sockets=sockets)

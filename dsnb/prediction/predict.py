@@ -148,7 +148,8 @@ def predict(
         Name of the GPU: `H200`, `A100-40GB`, or as NVML writes it.
     link
         `nvlink` or `pcie` within a node; `ib:400` for 400 Gbit/s for each GPU between nodes,
-        `ib:100/node` for a network that the GPUs of a node share.
+        `ib:100/node` for a network that the GPUs of a node share; `eth:10/node` for Ethernet
+        without RDMA, through sockets.
     calibrate
         Measured runs of one loop, as `dsnb.load_runs` returns them, that the time model is
         calibrated on: by one factor of their loop, or by a fit of all constants where that predicts

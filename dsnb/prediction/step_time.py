@@ -159,6 +159,7 @@ class StepCounts:
     cpu_parameters: float = 0.0  # parameters that one host updates, for all of its ranks
     replica_all_reduce: float = 0.0  # between groups that hold copies of one another's shards
     nodes: float = 1.0
+    sockets: float = 0.0  # 1 where nodes are connected by sockets, not by RDMA
     data_messages: float = 0.0  # collectives, and sends of a pipeline
     replica_messages: float = 0.0
     tensor_messages: float = 0.0
@@ -277,11 +278,12 @@ def routes(experiment: Experiment, gpu: GpuSpec, link: Link) -> dict[str, float]
     """
     node_gpus = max(1, experiment.gpus // link.nodes(experiment))
     split = experiment.tensor_parallel
-    network = link.network_gb_per_s * 1e9
+    network = link.of_gpu_gb_per_s(node_gpus) * 1e9
 
     is_one_node = split * experiment.data_parallel * experiment.pipeline_parallel <= node_gpus
     bandwidths = {
         "nodes": float(link.nodes(experiment)),
+        "sockets": float(link.sockets),
         "pipeline_inside": _inside(gpu, link, 2, node_gpus),
         "pipeline_network": 0.0 if is_one_node else network,
         "host_link": gpu.pcie_gb_per_s * 1e9 * min(1.0, STEP.host_links / node_gpus),
@@ -390,10 +392,27 @@ def _inside_and_waiting(counts: StepCounts, group: str, sent: Any, c: Constants)
     messages = getattr(counts, f"{group}_messages")
     inside = sent / (getattr(counts, f"{group}_inside") * c.link_efficiency)
     network = np.asarray(getattr(counts, f"{group}_network"))
-    across = np.where(network > 0, network * c.network_efficiency, np.inf)
+    by_sockets = np.asarray(counts.sockets) > 0
+    efficiency = np.where(by_sockets, STEP.socket_efficiency, c.network_efficiency)
+    hop_s = np.where(by_sockets, STEP.socket_hop_s, STEP.hop_s)
+    across = np.where(network > 0, network * efficiency, np.inf)
     hops = np.where(network > 0, _hops(counts, group), 0.0)
-    waiting = np.maximum(0.0, sent / across - inside) + messages * hops * STEP.hop_s
+    crossing = sent
+    if group == "data":
+        crossing = sent - _saved_by_tree(counts, sent)
+    waiting = np.maximum(0.0, crossing / across - inside) + messages * hops * hop_s
     return messages * STEP.latency_s + inside, waiting
+
+
+def _saved_by_tree(counts: StepCounts, sent: Any) -> Any:
+    """Return the bytes of large all-reduces that do not cross a network of sockets between two nodes.
+
+    A ring of N ranks on two nodes sends 2 (N - 1) / N of the gradients through the network, a tree
+    sends them once each way. NCCL took the tree for messages of 64 MiB, the ring for 32.
+    """
+    message = sent / np.maximum(counts.data_messages, 1.0)
+    by_tree = (counts.sockets > 0) & (counts.nodes == 2) & (message > STEP.tree_message_bytes)
+    return np.where(by_tree, counts.all_reduce * (1 - 1 / STEP.tree_gain), 0.0)
 
 
 def _hops(counts: StepCounts, group: str) -> Any:

@@ -1,7 +1,7 @@
 """What a recommendation is for: the hardware to train on, and the training to pay for."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -75,7 +75,7 @@ class Target:
     def assume_network(self, number: int) -> None:
         """Assume a network if this number of GPUs needs several nodes and no link between them is given."""
         link = self.hardware.link
-        if number > NODE_GPUS and not link.network_gb_per_s:
+        if number > NODE_GPUS and not link.has_network:
             network = gpus.link(USUAL_NETWORK).network_gb_per_s
             self.hardware = replace(self.hardware, link=replace(link, network_gb_per_s=network))
             self.link = USUAL_NETWORK
@@ -127,6 +127,28 @@ class Budget:
         if self.tokens is None:
             return [usual_tokens(*_model(experiments))]
         return []
+
+
+def budgets(
+    targets: Sequence[Target],
+    price: float | Mapping[str, float] | None,
+    tokens: float | None,
+    currency: str,
+    objective: str,
+) -> list[Budget]:
+    """Return the budget on each GPU; a mapping has prices by names of GPUs, and `""` is for all others."""
+    prices = price
+    if not isinstance(prices, Mapping):
+        prices = {} if prices is None else {"": prices}
+    of_gpus = {name and gpus.find(name).name: price for name, price in prices.items()}
+    names = [target.hardware.gpu.name for target in targets]
+    unused = sorted(of_gpus.keys() - {"", *names})
+    if unused:
+        raise SettingsError(
+            f"price has {', '.join(unused)}, but the GPUs are {', '.join(names)}: compare them, too, or leave it out"
+        )
+    usual = of_gpus.get("")
+    return [Budget(tokens, of_gpus.get(name, usual), currency, objective) for name in names]
 
 
 def _model(experiments: Sequence[Experiment]) -> tuple[float, bool]:

@@ -1,10 +1,12 @@
 """Figures in texts are those of the data, and marks do what `docs.figures` says."""
 
+import json
+import math
 import re
 
 import pytest
 
-from docs import figures, measured
+from docs import asked, figures, measured
 from docs.figures import FigureError
 from tests import ROOT
 
@@ -41,11 +43,54 @@ def test_texts_say_no_more_than_the_data():
 
 def test_all_named_settings_are_used():
     texts = "".join(page.read_text() for page in figures.texts())
-    assert [
-        name for name in measured.SETTINGS if not re.search(rf"(figure: |/ ){name}\.", texts)
-    ] == []
+    named = [name for _, settings in measured.DATA.values() for name in settings]
+    assert [name for name in named if not re.search(rf"(figure: |/ ){name}\.", texts)] == []
     written = set(re.findall(r"<!-- table: ([\w-]+) -->", texts))
     assert written == {*measured.TABLES, *measured.SLOW_TABLES}
+    in_figures = {name for name in asked.COMMANDS if f"figure: {name}." in texts}
+    in_tables = {name for name in asked.COMMANDS if name.replace("asked_", "answer-") in written}
+    assert in_figures | in_tables == set(asked.COMMANDS)
+
+
+def test_commands_of_predicted_figures_are_on_a_page():
+    texts = "".join(page.read_text() for page in figures.texts())
+    for command in asked.COMMANDS.values():
+        assert f"dsnb recommend {command}" in texts
+
+
+def test_predicted_figures_are_those_that_the_command_prints(monkeypatch):
+    best = {
+        **dict.fromkeys(asked.COLUMNS.values(), 2.0),
+        "experiment": "opt-1.3b_zs1_bf16_gpus16_bs8",
+    }
+    best |= {"peak_allocated_error_pct": 5.0, "mfu": 0.5, "cost": None, "days": 3.0}
+    monkeypatch.setitem(asked.COMMANDS, "made_up", "a-model --gpus 16")
+    monkeypatch.setattr(asked, "app", lambda words, standalone_mode: print(json.dumps([best, {}])))
+    found = asked.recommended("made_up")
+    assert {name: found[name] for name in ("days", "gpus", "error", "mfu")} == {
+        "days": 3.0,
+        "gpus": 16.0,
+        "error": 0.1,
+        "mfu": 50.0,
+    }
+    assert math.isnan(found["cost"])
+    monkeypatch.setattr(asked, "app", lambda words, standalone_mode: print(*words, sep="\n"))
+    assert list(asked.lines("made_up"))[1:] == [
+        "```text",
+        "recommend",
+        "a-model",
+        "--gpus",
+        "16",
+        "```",
+    ]
+
+
+def test_figures_that_take_minutes_are_left_as_they_are(made_up, monkeypatch):
+    monkeypatch.setitem(measured.SLOW_SOURCES, "traced", lambda: {"speed": 3.0})
+    text = "<!--figure: fast.n-->0<!--/figure--> and <!--figure: traced.speed-->0<!--/figure-->"
+    new = figures.replaced(text, lambda name: not figures.is_slow(name))
+    assert re.sub("<!--.*?-->", "", new) == "3 and 0"
+    assert re.sub("<!--.*?-->", "", figures.replaced(text)) == "3 and 3"
 
 
 def test_marks_are_filled(made_up):

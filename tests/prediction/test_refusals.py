@@ -87,7 +87,7 @@ def test_links(text):
 
 def test_links_of_one_gpu_and_of_a_node_of_8():
     assert gpus.link("ib:400").network_gb_per_s == 50
-    assert gpus.link("ib:400/node").network_gb_per_s == 50 / 8
+    assert [gpus.link("ib:400/node").of_gpu_gb_per_s(node_gpus) for node_gpus in (2, 8)] == [25, 50 / 8]
     assert gpus.link("ib:0.5").network_gb_per_s == 0.5 / 8
     assert not gpus.link("pcie").nvlink
 

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import host_time
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import shapes
 from dsnb.prediction import work as module
 from dsnb.prediction.shapes import Counts, shape
 from dsnb.settings.experiment import Experiment
+from tests.support import lazy
 
+host_time = lazy.Module("benchmarks.host_time")
 TOKENS = 8 * 1024
 OPT = PRESETS["opt-1.3b"]
 BLOCKS, HEAD = 24 * 12 * 2048**2, 50272 * 2048

@@ -54,6 +54,9 @@ CALM = """async (rest_ms) => {
 }"""
 """Wait in the page until it is drawn: timers and frames keep their order on a slow machine."""
 
+OPEN = "document.querySelectorAll('details').forEach((node) => { node.open = true; })"
+"""Open all that is folded."""
+
 
 class Watched:
     """A tab that records requests and messages of its page from the start."""

@@ -288,7 +288,8 @@ def _links(case: Case) -> Iterator[Gap | None]:
     sent_s = sum(float(getattr(parts, name)) for name in COMMUNICATION)
     sent_s /= setup.experiment.tokens_per_step
     if setup.nodes > 1:
-        rate = f"{8 * link.network_gb_per_s:.3g}"
+        node_gpus = max(1, setup.experiment.gpus // setup.nodes)
+        rate = f"{8 * link.of_gpu_gb_per_s(node_gpus):.3g}"
         if case.is_stated("link"):
             yield case.shown("network", sent_s, nodes=setup.nodes, rate=rate)
             return

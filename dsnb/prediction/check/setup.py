@@ -178,7 +178,7 @@ def of_claim(claim: Claim) -> Setup:
     stated.pop("deepspeed", None)
     nodes = link().nodes(Experiment.recorded(stated))
     path = link(claim.link or "nvlink")
-    if nodes > 1 and not path.network_gb_per_s:
+    if nodes > 1 and not path.has_network:
         path = replace(path, network_gb_per_s=link(USUAL_NETWORK).network_gb_per_s)
         assumed.append(f"{USUAL_NETWORK.removeprefix('ib:')} Gbit/s a GPU between nodes")
     _check_split(stated)

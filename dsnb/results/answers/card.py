@@ -202,7 +202,7 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     return say(
         "cost",
         currency=question.currency,
-        cost=significant(option["cost"]),
+        amount=significant(option["cost"]),
         assumed=assumed,
         price=fixed(option["price"], 2),
         unit=unit,

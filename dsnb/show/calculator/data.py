@@ -11,21 +11,28 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.formulas.model_shapes import PRESETS
-from dsnb.prediction import gpus, nearest, shapes, tuned
+from dsnb.prediction import gpus, nearest, shapes, speed_range
+from dsnb.prediction.accuracy import peak_error
 from dsnb.prediction.candidates import usual_length
 from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.memory import need_gib
+from dsnb.prediction.reserved import rule as reserved_rule
+from dsnb.prediction.step_time import count_step, step_times
 from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded
+from dsnb.settings.experiment import Experiment
 from dsnb.version import __version__
 
 FILE = Path(__file__).with_name("answers.json.gz")
@@ -109,17 +116,35 @@ def usual_tokens(cell: Cell) -> float:
     return planning.usual_tokens(shapes.shape(cell.model).parameters, cell.trained == ADAPTED)
 
 
+SAMPLED: list[dict[str, Any]] = [
+    {"gpus": 8, "zero_stage": 1, "mixed_precision": "native"},
+    {"gpus": 16, "strategy": "fsdp", "compile": "default", "loss": "chunked", "lora_rank": 16},
+]
+"""Settings of each model that the fingerprint has predictions of, on each GPU."""
+
+
 @cache
 def fingerprint() -> str:
-    """Return a hash of the data that predictions of the grid rest on: constants, measured runs, sheets and models."""
-    parts = [
-        tuned.TUNED,
-        [run._asdict() for run in nearest.runs()],
-        [asdict(gpus.find(name)) for name in GRID.gpus],
-        {name: PRESETS[name].config() for name in GRID.models},
-        {name: asdict(shapes.shape(name)) for name in GRID.models},
-    ]
-    text = json.dumps(parts, sort_keys=True, default=str)
+    """Return a hash of predictions of the grid's models on its GPUs, and so of the constants that they rest on."""
+    link = gpus.link(USUAL_NETWORK)
+    specs = [gpus.find(name) for name in GRID.gpus]
+    common = {"device": "cuda", "precision": "bf16", "seq_len": 1024, "micro_batch_size": 1}
+    parts = []
+    for model in GRID.models:
+        for sampled in SAMPLED:
+            one = Experiment(model=model, **common, **sampled)
+            needs = [need_gib(one, likely) for likely in (False, True)]
+            reserved = reserved_rule(one).reserved_gib(one, needs[1])
+            error_pct = peak_error(one).error.mean_pct
+            parts.append([*needs, reserved, error_pct, usual_length(model)])
+            counts = [count_step(one, spec, link) for spec in specs]
+            parts.append(np.asarray(step_times(counts).step_time_s).tolist())
+            for spec in specs:
+                found = speed_range.of_setting(one, spec.name, False, link.nodes(one)).printed
+                limit = speed_range.best_mfu(spec.name, one)
+                parts.append([found.low, found.high, limit, spec.memory_gib])
+    rounded_ = [[f"{value:.6g}" for value in part] for part in parts]
+    text = json.dumps([rounded_, [run._asdict() for run in nearest.runs()]])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -12,11 +12,12 @@ from dsnb.base.files import json_files, plain_yaml
 from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.system import hardware
 from dsnb.measure.sweep.params import is_params, load_sweep
+from dsnb.prediction import by_gpu
 from dsnb.prediction import recommend as predicted
 from dsnb.prediction.calibration import MIN_CALIBRATED
 from dsnb.prediction.gpus import known_gpu
 from dsnb.prediction.recommend import Scope
-from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target
+from dsnb.prediction.target import USUAL_GPU, Budget, Objective, Target, budgets
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import Sentence, say
@@ -50,7 +51,7 @@ class Measurement:
 
 def recommend(
     target: str | Path | Sequence[Experiment],
-    gpu: str = "",
+    gpu: str | Sequence[str] = "",
     *,
     gpus: int | None = None,
     seq_len: int | None = None,
@@ -61,7 +62,7 @@ def recommend(
     currency: str = "$",
     link: str = "nvlink",
     tokens: float | None = None,
-    price: float | None = None,
+    price: float | Mapping[str, float] | None = None,
     calibrate: pd.DataFrame | None = None,
     host_memory: float | None = None,
     measure: int = 0,
@@ -80,7 +81,8 @@ def recommend(
     target
         A preset, a configuration file or its folder; a params file; or settings, all of one task.
     gpu
-        Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`.
+        Name of the GPU, as `dsnb.predict` takes it; by default this machine's, or `H200`. A list of names
+        compares GPUs.
     gpus
         Number of GPUs; by default those of this machine, of the params file, or 8.
     seq_len, global_batch
@@ -94,8 +96,10 @@ def recommend(
         `days` or `cost` of the training, `tokens_per_s` of all GPUs, or `memory` of a GPU.
     currency
         Sign in front of the cost.
-    link, tokens, price, calibrate, host_memory
+    link, tokens, calibrate, host_memory
         As `dsnb.predict` takes them.
+    price
+        Price of a GPU-hour, or a mapping by names of GPUs.
     measure
         Number of the best settings to run on this machine (with CPU ranks if it has no GPU) until the best is decided;
         0 for prediction alone. Runs are short and repeated up to six times, the settings in turn. A setting that fails
@@ -113,7 +117,8 @@ def recommend(
         ranges, and alternatives. `sentences` give the reasons. `table` has the best
         setting and three alternatives, of other kinds where there are some, in the columns of `dsnb.predict`, and
         `worse_pct`: by how many per cent each is worse than the best in the objective. It is empty if a model does not
-        fit with any setting. `experiments` has the settings, and further ones that fit.
+        fit with any setting. `experiments` has the settings, and further ones that fit. With several GPUs, lines and
+        table have the setting recommended for each, the best first.
 
     Raises
     ------
@@ -137,10 +142,32 @@ def recommend(
     Assumed: 260 billion tokens, 20 per parameter.
     """
     scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
-    hardware = Target(gpu, link, calibrate, host_memory)
-    budget = Budget(tokens, price, currency, objective)
+    names = [gpu] if isinstance(gpu, str) else gpu
+    targets = [Target(name, link, calibrate, host_memory) for name in names]
+    costs = budgets(targets, price, tokens, currency, objective)
     measurement = Measurement(measure, minutes, output)
-    return only_task(answers(scope, hardware, budget, measurement), "recommend")
+    return only_task(on_gpus(scope, targets, costs, measurement), "recommend")
+
+
+def on_gpus(
+    scope: Scope,
+    targets: Sequence[Target],
+    costs: Sequence[Budget],
+    measurement: Measurement,
+) -> list[Answer]:
+    """Return the answer of `recommend` for each task, or one that compares several GPUs."""
+    if len(targets) == 1:
+        return answers(scope, targets[0], costs[0], measurement)
+    if measurement.count:
+        raise SettingsError("measure runs on the GPU of this machine: leave out the other GPUs")
+    is_model = isinstance(scope.what, str | Path) and not is_params(scope.what)
+    if is_model and not (scope.least_gpus or scope.gpus):
+        scope = replace(scope, gpus=predicted.USUAL_GPUS)
+    found = {}
+    for target, budget in zip(targets, costs, strict=True):
+        name = target.hardware.gpu.name
+        found[name] = only_task(answers(scope, target, budget, measurement), "a list of GPUs")
+    return [by_gpu.compared(found, costs[0], scope.gpus or 0)]
 
 
 def answers(scope: Scope, target: Target, budget: Budget, measurement: Measurement) -> list[Answer]:

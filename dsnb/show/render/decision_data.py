@@ -68,6 +68,8 @@ PAGE: dict[str, Any] = {
         "values": VALUES,
         "noRuns": PHRASES["no_runs"],
         "assumed": PHRASES["assumed"],
+        "unrecorded": PHRASES["unrecorded"],
+        "tiles": PHRASES["tiles"],
         **_PHRASES,
         "method": fill(_PHRASES["method"], LIMITS | _METHOD),
     },

@@ -13,7 +13,7 @@ from dsnb.results.statistics.tasks import tasks
 from dsnb.show.explorer.payload import answered
 from dsnb.show.explorer.state import question
 from tests.support import made_up
-from tests.support.browser import ROOT, Tabs, write_page
+from tests.support.browser import OPEN, ROOT, Tabs, write_page
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def opened(explorer, chromium, tmp_path_factory):
 @pytest.fixture
 def tab(opened):
     """Give the page in its usual state."""
-    opened.tab.evaluate(f"{ROOT}.set({ROOT}.model.state)")
+    opened.tab.evaluate(f"{OPEN}, {ROOT}.set({ROOT}.model.state)")
     yield opened.tab
     assert (opened.said, opened.outside) == ([], [])
 
@@ -110,14 +110,18 @@ def test_the_page_answers_questions_as_python_does(explorer, by_task, tab):
     words_of = f"""(one) => {{
       {ROOT}.card.show({{ ...{ROOT}.state, ...one }});
       const found = {ROOT}.card.answer.words();
-      return Object.fromEntries({lines}.map((line) => [line, found[line] ?? ""]));
+      const lines = Object.fromEntries({lines}.map((line) => [line, found[line] ?? ""]));
+      return [lines, found.tiles ?? []];
     }}"""
     said = set()
-    for one, answer in zip(
+    for one, (answer, tiles) in zip(
         asked, tab.evaluate(f"(asked) => asked.map({words_of})", asked), strict=True
     ):
         python = card(decide.of_runs(by_task[one["task"]], question(one)))
         assert answer == python, one
+        assert bool(tiles) == ("tokens/s; " in python["costs"])
+        for _, figure, _ in tiles:
+            assert figure in f"{python['headline']} {python['costs']}"
         said |= {
             python["following"].partition("(")[2],
             python["headline"],
@@ -152,15 +156,15 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
     experiments = f"[...{ROOT}.groups.keys()].map((one) => {ROOT}.model.short[one])"
     assert tab.evaluate(experiments)[:2] == ["1 GPU", "8 GPUs"]
     card = tab.locator(".dsnb-decision")
-    assert "on 1 H100-SXM-80GB." in card.locator(".dsnb-headline").inner_text()
+    assert "on 1 H100-SXM-80GB; " in card.locator(".dsnb-tiles").inner_text()
     card.get_by_label("Objective").select_option("cost")
     assert "Cheapest of 8 published settings" in card.inner_text()
-    assert "at an assumed $2.50 a GPU-hour" in card.inner_text()
+    assert "GPU-hours at an assumed $2.50 each" in card.inner_text()
     asked = {"Price of an hour (H100-SXM-80GB)": "3", "Currency": "€", "GPUs at hand": "64"}
     for label, value in {**asked, "Smallest relevant difference (%)": "7"}.items():
         card.get_by_label(label).fill(value)
         card.get_by_label(label).press("Enter")
-    assert "at €3.00 a GPU-hour" in card.inner_text()
+    assert "GPU-hours at €3.00 each" in card.inner_text()
     state = tab.evaluate(f"{ROOT}.state")
     assert (state["prices"], state["gpus_at_hand"], state["currency"]) == (
         {"H100-SXM-80GB": 3},
@@ -171,7 +175,7 @@ def test_a_reader_asks_with_the_keyboard_and_the_page_answers(tab):
     assert "differences below 7 % do not count" in tab.locator(".dsnb-front").inner_text()
     card.get_by_label("Price of an hour (H100-SXM-80GB)").fill("")
     card.get_by_label("Price of an hour (H100-SXM-80GB)").press("Enter")
-    assert "at an assumed €2.50 a GPU-hour" in card.inner_text()
+    assert "GPU-hours at an assumed €2.50 each" in card.inner_text()
     card.get_by_label("Price of an hour (H100-SXM-80GB)").fill("2.5")
     card.get_by_label("Price of an hour (H100-SXM-80GB)").press("Enter")
     assert tab.evaluate(f"{ROOT}.state.prices") == {}  # the assumed one is still assumed
@@ -229,7 +233,7 @@ def test_the_tokens_are_those_of_the_model_until_a_reader_enters_others(tab):
             tab.evaluate(f"(task) => {ROOT}.set({{ task }})", task)
             shown.append(field.input_value())
     assert shown == ["11", "6.6", "5", "5", "11", "6.6"]  # of 559 and 331 million parameters
-    assert "; an assumed 6.6 billion tokens: " in tab.locator(".dsnb-costs").inner_text()
+    assert "an assumed 6.6 billion tokens at " in tab.locator(".dsnb-tiles").inner_text()
 
 
 def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):

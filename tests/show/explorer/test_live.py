@@ -13,7 +13,7 @@ import nbformat.v4 as nbf
 import pytest
 
 from tests.support import made_up
-from tests.support.browser import Watched
+from tests.support.browser import OPEN, Watched
 from tests.support.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.process
@@ -87,7 +87,8 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
 
     # the card asks the kernel's question
     card = tab.locator(".dsnb-decision")
-    assert card.locator(".dsnb-headline").inner_text().startswith("Train gpt2 with ")
+    assert card.locator(".dsnb-tiles").inner_text().startswith("Train gpt2 with")
+    tab.evaluate(OPEN)
     card.get_by_label("Smallest relevant difference (%)").fill("5")
     card.get_by_label("Smallest relevant difference (%)").press("Enter")
     tab.locator(".dsnb-front h3", has_text="differences below 5 % do not count").wait_for()

@@ -130,7 +130,7 @@ class Calculator {
     const all = asked.gpus * hours(record.rate);
     const within = duration(this, hours(record.rate), hours(record.high || NaN), hours(record.low || NaN));
     const paid = asked.price ? significant(asked.price * all) : "";
-    const cost = paid && fill(this.words.cost, { currency: "$", cost: paid, price: fixed(asked.price, 2), unit: "GPU" });
+    const cost = paid && fill(this.words.cost, { currency: "$", amount: paid, price: fixed(asked.price, 2), unit: "GPU" });
     const bound = record.tight ? { least: this.words.ofLines.bounds.least, times: "" } : {};
     return { ...within, ...bound, hours: rounded(all), unit: "GPU", cost, paid };
   }

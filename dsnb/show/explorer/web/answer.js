@@ -139,8 +139,8 @@ class Answer {
       ...best, failed: best.failed ? fixed(best.failed, 0) : "", rate: significant(best.rate),
       tokens: state.train_tokens ? tokens : `${model.words.assumed} ${tokens}`,
       duration: duration(model, 24 * best.days), hours: significant(best.hours),
-      energy: known(best.energy), cost: this.cost(best) || this.fill("no_cost"),
-      memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity),
+      energy: known(best.energy), ...this.price(best), cost: this.cost(best) || this.fill("no_cost"),
+      memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity), free: best.capacity === null ? "" : known(best.capacity - best.memory),
       memory_word: best.memory === null ? "" : "memory",
     };
     const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
@@ -154,7 +154,7 @@ class Answer {
     const settings = fixed(this.measured.length, 0);
     const counts = { settings, needed: model.limits.fewestSettings };
     const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
-    if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts) };
+    if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts), tiles: this.tiles(facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
   }
 
@@ -173,12 +173,23 @@ class Answer {
     return this.fill(state.objective === "cost" ? "headline.no_price" : "headline.no_memory");
   }
 
+  // The tiles of the card: label, figure and remark of each.
+  tiles(facts) {
+    const { tiles, unrecorded } = this.model.words;
+    const names = [this.task.few ? "" : "setting", "time", facts.price ? "cost" : "hours", facts.memory && "memory"].filter(Boolean);
+    return names.map((name) => tiles[name].map((template) => fill(template, { ...facts, setting: facts.setting || unrecorded })));
+  }
+
   // What an option costs and at which price; empty without a price.
-  cost({ kind, price, cost, unit }) {
-    if (!(price > 0)) return "";
+  cost(option) {
+    return this.fill("cost", { ...this.price(option), unit: option.unit });
+  }
+
+  price({ kind, price, cost }) {
+    if (!(price > 0)) return { price: "" };
     const { prices, currency } = this.state;
     const assumed = kind in prices || "" in prices ? "" : this.model.words.assumed;
-    return this.fill("cost", { currency, cost: significant(cost), assumed, price: fixed(price, 2), unit });
+    return { currency, amount: significant(cost), assumed, price: fixed(price, 2) };
   }
 
   least(name) {
@@ -229,10 +240,10 @@ class Answer {
     return this.fill("training", { changed: changes.join(", ") });
   }
 
-  // The choices in which the first two options differ.
-  differing() {
-    const { model, best, second } = this;
-    const codes = model.settings[second.experiment];
+  // The choices in which another option differs from the first.
+  differing(other = this.second) {
+    const { model, best } = this;
+    const codes = model.settings[other.experiment];
     const choices = model.experimentAxes.flatMap((name, index) => {
       const axis = model.axis.get(name);
       const [from, to] = [model.settings[best.experiment][index], codes[index]];
@@ -247,12 +258,12 @@ class Answer {
     return choices.filter(({ name }) => name !== "nodes" || !choices.some((one) => one.name === "gpus"));
   }
 
-  changes(differing) {
-    const { second, model } = this;
+  changes(differing, other = this.second) {
+    const { model } = this;
     const phrases = differing.filter(({ isPlace, phrase }) => !isPlace && phrase).map(({ phrase }) => phrase);
     const isElsewhere = differing.some(({ isPlace }) => isPlace);
-    if (phrases.length) return [...phrases, ...(isElsewhere ? [`on ${second.place}`] : [])].join(", ");
-    return isElsewhere ? this.fill("changes.place", second) : this.fill("changes.same", { experiment: model.experiments.names[second.experiment] });
+    if (phrases.length) return [...phrases, ...(isElsewhere ? [`on ${other.place}`] : [])].join(", ");
+    return isElsewhere ? this.fill("changes.place", other) : this.fill("changes.same", { experiment: model.experiments.names[other.experiment] });
   }
 
   // Compare the second option with the first by the objective; memory is not compared.

@@ -63,10 +63,17 @@ class Card {
     const objective = field("Objective", this.objective);
     const sizes = [this.tokens.node, this.gpus.node, this.batchField];
     const currency = field("Currency", this.currency);
-    this.form = box("dsnb-fields", objective, sizes, prices, currency, this.relevance.node);
+    this.kicker = element("strong", { class: "dsnb-kicker" });
+    const asked = element("summary", {}, fill(model.words.inputs, model));
+    const form = box("dsnb-fields", objective, sizes, prices, currency, this.relevance.node);
+    this.form = element("details", { class: "dsnb-fold" }, asked, form);
     this.remarks = element("ul", { class: "dsnb-remarks" });
+    [this.basisTitle, this.basisText] = [element("summary"), soft()];
+    this.basis = element("details", { class: "dsnb-fold dsnb-basis" }, this.basisTitle, this.basisText, this.remarks);
     this.takeAway = element("details", { class: "dsnb-fold" });
-    const parts = [model.menu.length ? tasks : "", this.text, this.takeAway, this.form, this.remarks];
+    this.title = element("h3");
+    const toolbar = box("dsnb-toolbar", model.menu.length ? tasks : this.title, this.kicker, this.form);
+    const parts = [toolbar, this.text, box("dsnb-toolbar", this.basis, this.takeAway)];
     const region = { class: "dsnb-card dsnb-decision", "aria-label": "The answer" };
     this.node = element("section", region, parts);
   }
@@ -91,12 +98,16 @@ class Card {
     this.tasks.value = code;
     this.form.hidden = !task;
     this.takeAway.hidden = true;
+    this.basis.hidden = !task;
+    this.kicker.textContent = "";
     if (!task) {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
     }
     this.showQuestion(state, task);
-    this.remarks.replaceChildren(...(task.remarks ?? []).map((remark) => element("li", {}, remark)));
+    const remarks = task.remarks ?? [];
+    this.remarks.replaceChildren(...remarks.map((remark) => element("li", {}, remark)));
+    this.basisTitle.textContent = fill(model.words.basis, { remarks: remarks.length || "" });
     this.answer = task === model.allTasks ? null : new Answer(model, task, state);
     if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
     else this.text.replaceChildren(element("p", {}, model.words.allTasks));
@@ -105,7 +116,7 @@ class Card {
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    const shownKinds = candidates.map(({ kind }) => kind);
+    this.shownKinds = [...new Set(candidates.map(({ kind }) => kind))];
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
@@ -119,16 +130,19 @@ class Card {
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !shownKinds.includes(kind);
+      this.prices[index].node.hidden = !this.shownKinds.includes(kind);
     });
   }
 
-  showAnswer(task, words) {
-    const lines = ["kicker", "headline", "costs", "gain", "note", "following", "edge", "worth", "basis"];
-    const said = lines.filter((name) => words[name]);
-    const title = task.title && !this.model.menu.length ? [element("h3", {}, task.title)] : [];
-    const paragraph = (name) => element("p", { class: `dsnb-${name}` }, words[name]);
-    this.text.replaceChildren(...title, ...said.map(paragraph));
+  showAnswer(task, { tiles, ...words }) {
+    const isShort = tiles && !task.few;
+    const lines = [!isShort && "headline", "tiles", !tiles && "costs", "gain", "following", "note", "edge", "worth"];
+    const said = lines.filter((name) => words[name] || (name === "tiles" && tiles));
+    const part = (name) => (name === "tiles" ? tileList(tiles) : element("p", { class: `dsnb-${name}` }, words[name]));
+    this.title.textContent = task.title;
+    this.text.replaceChildren(...said.map(part));
+    this.kicker.textContent = words.kicker ?? "";
+    this.basisText.textContent = words.basis ?? "";
     const others = (this.answer?.options ?? []).slice(1).filter((one) => one.take);
     this.showTake(words.take ?? {}, others.slice(0, ALTERNATIVES));
   }
@@ -158,6 +172,12 @@ class Card {
     this.takeAway.hidden = !blocks.length;
   }
 }
+
+// Label, figure and remark of each tile.
+const tileList = (tiles) => {
+  const tile = ([label, figure, remark]) => element("div", {}, element("dt", {}, label), element("dd", {}, figure), element("dd", { class: "dsnb-soft" }, remark));
+  return element("dl", { class: "dsnb-tiles" }, ...tiles.map(tile));
+};
 
 // A part that is closed at first.
 const folded = (title, ...children) => element("details", { class: "dsnb-fold" }, element("summary", {}, title), ...children);

@@ -33,6 +33,9 @@ class Chart {
     this.view.initialize(this.canvas).addEventListener("click", (event, item) => this.clicked(item?.datum));
     this.theme = this.readTheme();
     this.laidOutWidth = null;
+    if (!this.specification.marks.some(({ transform }) => transform)) return;
+    this.setData(() => [{}]); // labels cannot avoid marks that never had an item
+    this.view.run();
   }
 
   // Vega clicks the mark that the pointer last moved to. A tap moves none, and is inexact: move one to the nearest symbol in reach.
@@ -87,8 +90,12 @@ class Chart {
     this.types = types;
     if (isOther) this.build();
     this.signal({ ...this.theme, ...signals });
-    for (const { name } of this.specification.data) this.view.data(name, data[name] ?? []);
+    this.setData((name) => data[name] ?? []);
     this.layOut();
+  }
+
+  setData(of) {
+    for (const { name } of this.specification.data) this.view.data(name, of(name));
   }
 
   signal(signals) {

@@ -64,13 +64,19 @@ const otherEntries = (model, state, runs) => {
   return others;
 };
 
+// What marks settings in the first chart, if it is drawn.
+const settingEntries = ({ words }, { best, front }) => [
+  ...(best.length ? [{ label: words.star, shape: "star", fill: STAR }] : []),
+  ...(front.length ? [{ label: words.ring, shape: "ring", fill: "inherit" }] : []),
+];
+
 class Legend {
   constructor(model, set) {
     Object.assign(this, { model, set });
     this.node = element("ul", { class: "dsnb-legend" });
   }
 
-  show(state, runs) {
+  show(state, runs, data) {
     const axis = this.model.axis.get(state.colour);
     const focused = [...this.node.querySelectorAll("button")].indexOf(document.activeElement);
     const chosen = state[axis.name];
@@ -81,7 +87,7 @@ class Legend {
       entry.append(label);
       return element("li", {}, entry);
     });
-    const others = otherEntries(this.model, state, runs).map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
+    const others = [...otherEntries(this.model, state, runs), ...settingEntries(this.model, data)].map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
     this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...others);
     this.node.querySelectorAll("button")[focused]?.focus();
   }

@@ -45,7 +45,8 @@ const scrollTable = (caption, heads, rows, style) => {
   return element("div", { class: `dsnb-scroll ${style}`, ...region }, table);
 };
 
-const MARKS = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", "triangle-right": "►", cross: "✕", hollow: "○" };
+const MARKS = { circle: "●", square: "■", diamond: "◆", "triangle-up": "▲", "triangle-down": "▼", "triangle-right": "►", cross: "✕", hollow: "○", star: "★", ring: "◯" };
+const STAR = "#e69f00";
 
 const mark = (shape, colour) => element("span", { class: "dsnb-mark", style: `color: ${colour}`, "aria-hidden": "true" }, MARKS[shape]);
 

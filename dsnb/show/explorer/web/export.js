@@ -42,7 +42,7 @@ const chartCanvas = async (chart, { title, legend, cite }) => {
   write(title, 10, LINE, "600 14px");
   const below = plot.height / PIXELS + 2 * LINE;
   legend.forEach(({ label, shape, fill }, line) => {
-    write(MARKS[shape], 10, below + line * LINE, "12px", fill);
+    write(MARKS[shape], 10, below + line * LINE, "12px", fill === "inherit" ? color : fill);
     write(label, 26, below + line * LINE);
   });
   write(cite, 10, below + legend.length * LINE, "11px");

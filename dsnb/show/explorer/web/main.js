@@ -11,12 +11,12 @@ class Explorer {
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
     this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
-    this.single = element("div"); // the views of one task
+    this.single = box("dsnb-single"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
-    [this.about, this.laneNote, this.lossNote] = [soft(), soft(), soft()];
+    [this.about, this.laneNote, this.lossNote] = [soft("", { class: "dsnb-soft dsnb-unprinted" }), soft(), soft()];
     this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
@@ -29,26 +29,27 @@ class Explorer {
     this.byGpus = new ByGpus(model);
     this.table = new RunTable(model, (run) => this.open(run), set);
     const events = { tooltip: (mark) => this.describe(mark), click: (mark) => this.clicked(mark) };
-    this.scatter = new Chart("scatter", "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) });
+    this.scatter = new Chart("scatter", "All runs; the tables below contain the same data", { ...events, brush: (region) => this.brushing(region) }, 330);
     this.medians = new Chart("medians", "Medians of the selected experiments", events);
     this.losses = new Chart("lines", "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
     root.replaceChildren(this.card.node, this.overview, this.single);
-    const isLarge = !matchMedia("(max-width: 640px)").matches; // a small screen shows the filters folded, so that the first chart comes soon
+    const filters = element("details", { class: "dsnb-fold" }, element("summary", {}, "Filters and axes"), this.controls.node);
+    const head = box("dsnb-toolbar", element("h3", {}, this.titles.scatter), this.count, filters);
+    const notes = [this.clear, this.laneNote, this.regionHint, this.about];
+    const chart = element("section", { class: "dsnb-card" }, head, this.legend.node, this.scatter.node, notes);
     this.single.append(
+      box("dsnb-first", chart, box("dsnb-side", this.detail.node, this.front)),
       this.byGpus.node,
-      element("details", { class: "dsnb-fold", open: isLarge }, element("summary", {}, "Filters and axes"), this.controls.node), this.count, this.legend.node,
       box(
         "dsnb-grid",
-        card(this.titles.scatter, this.scatter.node, this.regionHint, this.clear, this.laneNote, this.about),
         card(this.titles.medians, this.medians.node),
-        this.front,
         box("dsnb-unprinted", card("Loss", this.lossField, this.losses.node, this.lossNote)),
       ),
       box(
         "dsnb-unprinted",
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
-        this.pins.node, this.detail.node,
+        this.pins.node,
       ),
       card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
     );
@@ -69,6 +70,7 @@ class Explorer {
     const recolour = () => this.charts().forEach((chart) => chart.recolour());
     const print = (printing) => () => {
       this.root.classList.toggle("dsnb-print", printing);
+      this.card.basis.open = printing;
       recolour();
     };
     const lab = new MutationObserver(recolour);
@@ -84,6 +86,7 @@ class Explorer {
     const { model, state, selected } = this;
     const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
     const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
+    if (chart === this.scatter) legend.push(...settingEntries(model, chart.picture.data));
     const title = joined([model.task(state)?.title, chart.title ?? chart.label], ": ");
     const cite = joined([model.cite, `n = ${count(selected.length, "run")}`], "; ");
     return { title, legend, cite };
@@ -152,7 +155,6 @@ class Explorer {
     const ofTask = all < model.runs ? " of this task" : "";
     const bad = model.notOk(selected);
     this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
-    this.legend.show(state, this.filtered);
     const titleOf = (name) => model.named.get(name)?.title ?? "nothing measured";
     const [y, x, along] = [state.y, state.x, state.along].map(titleOf);
     this.scatter.title = this.titles.scatter.textContent = `${y} against ${x}`;
@@ -163,8 +165,9 @@ class Explorer {
 
   draw() {
     const { model, state, selected } = this;
-    const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer?.best?.experiment);
+    const picture = scatter(model, state, this.filtered, selected, this.frontier, this.card.answer);
     this.scatter.draw(picture);
+    this.legend.show(state, this.filtered, picture.data);
     this.laneNote.textContent = picture.note;
     this.front.replaceChildren(element("h3", {}, `Best trade-offs: differences below ${percent(state.relevance)} do not count`), frontList(model, this.frontier, state, this.pins));
     this.medians.draw(medians(model, state, selected, this.groups));
@@ -212,7 +215,10 @@ class Explorer {
   clicked({ id, isExperiment = false, isPredicted = false }) {
     if (isPredicted) return;
     if (isExperiment) this.set({ base: this.model.experiments.names[id] });
-    else this.set({ run: id });
+    else {
+      this.set({ run: id });
+      this.detail.node.scrollIntoView({ block: "nearest" }); // it is beside the first chart, not beside the others
+    }
   }
 
   open(run) {

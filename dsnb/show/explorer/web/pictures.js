@@ -42,8 +42,47 @@ const frame = (model, state, x, y, xs, ys) => {
 const JITTER = 0.3;
 const jitter = (run, width = JITTER) => (((run * 0.61803398875) % 1) - 0.5) * width;
 
-// The first chart: runs, the Pareto front, runs that are not ok, and a star at the experiment that is the best.
-const scatter = (model, state, filtered, selected, front, best) => {
+const MOST_NAMED = 12; // experiments of a chart
+const LONGEST_NAME = 40;
+
+// A name with as many parts as there is room for.
+const shortened = (name) => {
+  if (name.length <= LONGEST_NAME) return name;
+  const end = name.lastIndexOf(",", LONGEST_NAME);
+  return `${name.slice(0, end < 0 ? LONGEST_NAME : end + 1)} …`;
+};
+
+// The experiments to name in a chart, first those that matter most: the answer, the front, and where few are shown the others in the order of
+// the answer. A name is the setting without the parts that all of these share, or the changes to the answer if they are shorter.
+const named = (model, shown, front, answer) => {
+  const options = answer?.options ?? [];
+  const others = shown.size > MOST_NAMED ? [] : options;
+  const experiments = [...options.slice(0, 1), ...front, ...others].map(({ experiment }) => experiment);
+  const isKnown = (experiment) => shown.has(experiment) && model.candidates.has(experiment);
+  const chosen = [...new Set(experiments)].filter(isKnown).slice(0, MOST_NAMED).map((experiment) => model.candidates.get(experiment));
+  const partsOf = ({ setting, place }) => [...setting.split(", "), place];
+  const isShared = (part) => chosen.length > 1 && chosen.every((one) => partsOf(one).includes(part));
+  const nameOf = (one) => {
+    const name = partsOf(one).filter((part) => !isShared(part)).join(", ");
+    const changed = answer?.best ? answer.differing(one) : [];
+    const changes = changed.length ? fill(model.words.like, { changes: answer.changes(changed, one) }) : name;
+    return changes.length < name.length ? changes : name;
+  };
+  const shared = chosen.length ? partsOf(chosen[0]).filter(isShared).join(", ") : "";
+  return { names: chosen.map((one) => ({ experiment: one.experiment, name: nameOf(one) })), shared };
+};
+
+// Where the better values of two figures meet: a corner of the plot, as a quarter of a circle; none if a figure has no better direction.
+const betterCorner = (model, state) => {
+  const sides = [state.x, state.y].map((name) => model.better(name));
+  if (sides.includes(null)) return [];
+  const [isRight, isUp] = sides.map((better) => better === "higher");
+  const turns = isRight ? (isUp ? 2 : 3) : isUp ? 1 : 0; // quarters, clockwise from the top
+  return [{ right: Number(isRight), up: Number(isUp), from: (turns * Math.PI) / 2, to: ((turns + 1) * Math.PI) / 2, text: model.words.better }];
+};
+
+// The first chart: runs, the Pareto front, runs that are not ok, names, and a star at the setting of the answer.
+const scatter = (model, state, filtered, selected, front, answer) => {
   const { unselected } = model.colours;
   const [x, y] = [model.values(state.x, state), model.values(state.y, state)];
   const nominal = model.axis.has(state.x);
@@ -70,21 +109,31 @@ const scatter = (model, state, filtered, selected, front, best) => {
   const unplaced = crosses.filter((cross) => cross.x === undefined); // spread over the lane below the plot
   unplaced.forEach((cross, index) => (cross.share = (index + 0.5) / unplaced.length));
   const message = points.length || crosses.length || predicted.length ? null : "No run that matches the filters measured both figures.";
-  const isShown = filtered.some((run) => model.experiments.codes[run] === best);
-  const [middle, height] = [state.x, state.y].map((name) => (isShown ? model.spread(name, best, state).median : NaN));
-  const star = { x: nominal && isShown ? columns.indexOf(middle) : middle, y: height };
-  const isDrawn = !Number.isNaN(star.x) && !Number.isNaN(star.y);
+  // A setting is marked at its run that is the nearest to its median.
+  const spot = (experiment) => {
+    const middle = model.spread(state.y, experiment, state).median;
+    const [run] = model.whole.get(experiment).filter(isMeasured).sort((a, b) => Math.abs(y[a] - middle) - Math.abs(y[b] - middle));
+    return run === undefined ? null : { x: at(run), y: y[run] };
+  };
+  const shown = new Set(measured.map((run) => model.experiments.codes[run]));
+  const best = shown.has(answer?.best?.experiment) ? answer.best : null;
+  const ranks = new Map(front.map(({ experiment }, order) => [experiment, String(order + 1)]));
+  const { names, shared } = named(model, shown, front, answer);
+  const labels = names.map(({ experiment, name }, order) => {
+    return { ...spot(experiment), order, name: shortened(name), weight: experiment === best?.experiment ? "bold" : "normal" };
+  });
   const missing = filtered.filter((run) => model.ok[run] && !isMeasured(run)).length;
   const notes = [
-    isDrawn ? "★ is the setting of the answer." : "",
+    best ? "★ is the setting of the answer." : "",
+    shared ? fill(model.words.shared, { shared }) : "",
     crosses.length ? "Crosses mark failed runs: out of memory at the minimum memory they needed, others at the bottom in no order." : "",
     missing ? `Not drawn: ${count(missing, "ok run")} without these figures.` : "", model.predictions.note(state, predicted),
   ];
   const clipped = (side, end) => clamp(state.brush[side][end], signals[`${side}_low`], signals[`${side}_high`]);
   const region = state.brush && !nominal ? [{ x: clipped("x", 0), x2: clipped("x", 1), y: clipped("y", 0), y2: clipped("y", 1) }] : [];
   const data = {
-    region, points, failed: crosses, predicted, front: front.map((point, order) => ({ ...point, number: String(order + 1) })),
-    best: isDrawn ? [star] : [], capacity_x: across.marks, capacity_y: up.marks,
+    region, points, failed: crosses, predicted, front: front.map(({ experiment }) => ({ experiment, number: ranks.get(experiment), ...spot(experiment) })),
+    names: labels, best: best ? [spot(best.experiment)] : [], corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: joined(notes) };
 };
@@ -189,7 +238,7 @@ class ByGpus {
     this.node.classList.add("dsnb-unprinted");
   }
 
-  // Hidden where all settings use one number of GPUs, or none.
+  // Hidden where settings use one or two numbers of GPUs.
   show({ measured, task, tokens, state }) {
     const { model } = this;
     const asked = JSON.stringify([task.title, tokens, state.prices, state.currency]);
@@ -198,7 +247,7 @@ class ByGpus {
     const best = new Map();
     for (const one of measured.filter(({ unstable, days }) => !unstable && days > 0)) if (!(best.get(one.gpus)?.days <= one.days)) best.set(one.gpus, one);
     const numbers = [...best.keys()].sort((a, b) => a - b);
-    this.node.hidden = numbers.length < 2 || measured[0].unit === "rank";
+    this.node.hidden = numbers.length < 3 || measured[0].unit === "rank";
     if (this.node.hidden) return;
     const shown = numbers.map((gpus) => best.get(gpus));
     const priced = shown.every(({ cost }) => cost > 0) ? ["cost", `cost (${state.currency})`] : ["hours", `${shown[0].unit}-hours`];
