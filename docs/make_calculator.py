@@ -2,8 +2,9 @@
 
 Every model of `GRID` on every GPU, number of GPUs and sequence length, trained whole and by LoRA, is asked of
 `dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Answers are kept in the user's cache, so an
-interrupted build goes on where it was; `--pack` writes what there is, and `--known` finds what needs no new trace. A process finds the answers of all GPUs at a
-time: what candidates need and do does not depend on the GPU, and is computed once (`shared`).
+interrupted build goes on where it was; `--pack` writes what there is, and `--known` finds what needs no new trace of a
+model. A process finds the answers of all GPUs at a time: what candidates need and do does not depend on the GPU, and is
+computed once (`shared`).
 
 `--check 300` compares as many random cells with `dsnb recommend`.
 """
