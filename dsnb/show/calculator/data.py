@@ -47,10 +47,11 @@ CELLS |= {f"alternative{place}": 4 for place in range(1, ALTERNATIVES + 1)}
 """Kept lines, and their cells beside the label."""
 TEXTS = ["no", "warnings", "nearest"]
 TEXTS += [f"{role}.{place}" for role, number in CELLS.items() for place in range(number)]
-SPEEDS = ("rate", "low", "high", "least")
-"""Tokens/s of the setting and its range, and the GPU-seconds of a token with the setting that needs fewest."""
-DIGITS = 6
-"""Significant digits of speeds."""
+SHARES = ("low", "high", "least")
+"""The range of the speed, and the GPU-seconds of a token with the setting that needs fewest, in
+times of the rate in tokens/s, and of what the setting needs: few distinct numbers."""
+DIGITS = 5
+"""Significant digits of rates and shares."""
 MISSING = -1
 """Place of a cell without an answer."""
 
@@ -72,7 +73,7 @@ class Grid:
     models: Sequence[str]
     gpus: Sequence[str]
     counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-    seq_lens: Sequence[int] = (2048, 4096, 8192, 32768)
+    seq_lens: Sequence[int] = (8192,)
 
     def lengths(self, model: str) -> list[int]:
         """Return the sequence lengths of a model, the usual one first."""
@@ -159,8 +160,9 @@ def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
     """Return the file of records; cells without one are missing."""
     rows = [records.get(cell) for cell in GRID.cells()]
     columns = {name: _column([_text(row, name) for row in rows]) for name in TEXTS}
-    for name in SPEEDS:
-        columns[name] = _column([_speed(row, name) for row in rows])
+    columns["rate"] = _column([_rounded(row, 1, "rate") for row in rows])
+    for name in SHARES:
+        columns[name] = _column([_rounded(row, _unit(row, name), name) for row in rows])
     for name in ("batch", "tight"):
         columns[name] = _column([(row or {}).get(name, 0) for row in rows])
     content = {
@@ -180,11 +182,20 @@ def _text(row: Mapping[str, Any] | None, name: str) -> str | None:
     return str(row.get(name, ""))
 
 
-def _speed(row: Mapping[str, Any] | None, name: str) -> float:
+def _unit(row: Mapping[str, Any] | None, name: str) -> float:
+    """Return what a share is a share of."""
+    if not row or not row.get("rate"):
+        return 1.0
+    if name == "least":
+        return float(row["gpus"] / row["rate"])
+    return float(row["rate"])
+
+
+def _rounded(row: Mapping[str, Any] | None, unit: float, name: str) -> float:
     value = (row or {}).get(name)
     if value is None or math.isnan(value):
         return 0
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value / unit:.{DIGITS}g}")
 
 
 def _column(values: Sequence[Any]) -> dict[str, Any]:
@@ -228,6 +239,9 @@ class Table:
             if column["places"][place] == MISSING:
                 return None
             found[name] = column["values"][column["places"][place]]
+        found["gpus"] = cell.gpus
+        for name in SHARES:
+            found[name] *= _unit(found, name)
         return found
 
 

@@ -121,7 +121,9 @@ class Calculator {
     const cell = this.offsets[place] + row * this.counts.length + this.counts.indexOf(gpus);
     const values = Object.entries(this.columns).map(([name, { values: known, places }]) => [name, known[places[cell]]]);
     const record = Object.fromEntries(values);
-    return record.no === undefined ? null : record;
+    if (record.no === undefined) return null;
+    const { rate } = record;
+    return { ...record, low: record.low * rate, high: record.high * rate, least: record.least * gpus / rate };
   }
 
   times(asked, record) {
