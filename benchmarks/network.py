@@ -54,17 +54,37 @@ def predicted(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with the settings in words, and in the order of the first."""
+    words = []
+    for _, row in table.iterrows():
+        name = parallelism(row)
+        if row["grad_accum"] > 1:
+            name += f", {row['grad_accum']} accumulated"
+        words.append(name)
+    return table.assign(setting=words)
+
+
+def lines() -> list[str]:
+    """Return the measured steps as a table of Markdown, with a column for each speed."""
+    table = named(measured())
+    speeds = sorted(table["limit_gbit"].unique(), key=lambda gbit: gbit or np.inf)
+    names = [f"{gbit:g} Gbit/s" if gbit else "no limit" for gbit in speeds]
+    found = [f"| seconds a step | {' | '.join(names)} |", "|---" * (len(speeds) + 1) + "|"]
+    steps = table.pivot_table(index="setting", columns="limit_gbit", values="step_s")
+    for setting, row in steps.sort_values(10.0).iterrows():
+        cells = ["" if np.isnan(row[gbit]) else f"{row[gbit]:.2f}" for gbit in speeds]
+        found.append(f"| {setting} | {' | '.join(cells)} |")
+    return found
+
+
 def main() -> None:
     """Print measured steps and errors by setting and speed, and the mean errors by speed."""
-    table = predicted(measured())
-    table["setting"] = [
-        f"{parallelism(row)}{' 2x2' if row['shard_size'] else ''}, {row['grad_accum']} accumulated"
-        for _, row in table.iterrows()
-    ]
-    for name, form in (("step_s", "{:.2f}".format), ("error", "{:+.0%}".format)):
-        by_speed = table.pivot_table(index="setting", columns="limit_gbit", values=name)
-        print(f"{name} by setting and limit in Gbit/s (0: none)")
-        print(by_speed.to_string(float_format=form), end="\n\n")
+    table = named(predicted(measured()))
+    print("\n".join(lines()), end="\n\n")
+    errors = table.pivot_table(index="setting", columns="limit_gbit", values="error")
+    print("error of the prediction by setting and limit in Gbit/s (0: none)")
+    print(errors.to_string(float_format="{:+.0%}".format), end="\n\n")
     size = np.abs(table["error"]).groupby(table["limit_gbit"])
     print(size.agg(["mean", "max"]).to_string(float_format="{:.1%}".format))
     print(f"mean error of all {len(table)}: {np.abs(table['error']).mean():.1%}")

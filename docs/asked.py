@@ -28,12 +28,12 @@ COMMANDS = {
     "asked_pcie": "llama-3.2-1b --gpu 4090 --gpus 4 --link pcie",
     "asked_64": "llama-3.1-70b --gpu H100 --gpus 64 --link ib:400 --tokens 300B",
     "asked_language": "qwen3-8b --gpu H100 --least-gpus",
-    "asked_a100": "llama-3.1-8b --gpu A100 --gpus 8",
-    "asked_h100": "llama-3.1-8b --gpu H100 --gpus 8",
-    "asked_b200": "llama-3.1-8b --gpu B200 --gpus 8",
-    "asked_mi300x": "llama-3.1-8b --gpu MI300X --gpus 8",
+    "asked_gpus": "llama-3.1-8b --gpu A100 --gpu H100 --gpu B200 --gpu MI300X --gpus 8",
+    "asked_gpt2": "gpt2 --gpu H100 --gpus 2",
 }
 """Name of a prediction -> the arguments of its `dsnb recommend`."""
+SHOWN = ("cost", "qlora", "gpus", "gpt2")
+"""Predictions whose whole answer is shown, without `asked_`."""
 COLUMNS = {
     "speed": "tokens_per_s",
     "low": "tokens_per_s_low",

@@ -23,11 +23,12 @@ from benchmarks import (
     todays_models,
     trainers,
 )
+from benchmarks import network as network_steps
 from benchmarks.outside import fitting, summary
 from benchmarks.outside import rows as rows_of_others
 from docs import asked, pictures, topic_tables
 from docs.code_blocks import ROOT
-from docs.named_settings import H100_SETTINGS, NEW_SETTINGS, SETTINGS
+from docs.named_settings import H100_SETTINGS, SETTINGS
 from dsnb.prediction.accuracy import ALL, ELSEWHERE, PEAK_ERRORS, TIME_ERRORS
 from dsnb.prediction.ratio_errors import BY_CPU, DEFAULT_RATIOS
 from dsnb.prediction.ratio_errors import ELSEWHERE as RATIOS_ELSEWHERE
@@ -81,31 +82,24 @@ COLUMNS = {
 """Field -> column and factor; figures of a setting are medians over its runs that are `ok`."""
 
 
-DATA: Mapping[str, tuple[Callable[[], pd.DataFrame], Mapping[str, str]]] = {
-    "h200": (partial(dsnb.published, "h200"), SETTINGS),
-    "h100": (partial(dsnb.published, "h100"), H100_SETTINGS),
-    "new": (new_settings.known, NEW_SETTINGS),
-}
-"""Name of some runs -> what reads them, and the settings of them that texts name."""
+DATA = {"h200": SETTINGS, "h100": H100_SETTINGS}
+"""Data set -> the settings of it that texts name."""
 
 
 @cache
 def of_setting(data: str, name: str) -> Mapping[str, float]:
     """Return the figures of a setting: medians, and the numbers of runs that are ok and out of memory."""
-    read, settings = DATA[data]
-    runs = read().query(settings[name])
+    query = DATA[data][name]
+    runs = dsnb.published(data).query(query)
     if (found := runs["experiment"].nunique()) != 1:
-        raise ValueError(
-            f"{name} selects {found} settings of the data set, not one: {settings[name]}"
-        )
+        raise ValueError(f"{name} selects {found} settings of {data}, not one: {query}")
     ok = runs[runs["status"] == "ok"]
     medians = {
         field: factor * float(ok[column].median()) for field, (column, factor) in COLUMNS.items()
     }
     speeds = {"lowest": float(ok["tokens_per_s"].min()), "highest": float(ok["tokens_per_s"].max())}
     counts = {"n": float(len(ok)), "oom": float((runs["status"] == "oom").sum())}
-    needed = runs.get("needed_gib", pd.Series(dtype=float))
-    return {**medians, **speeds, **counts, "needed": float(needed.median())}
+    return {**medians, **speeds, **counts, "needed": float(runs["needed_gib"].median())}
 
 
 def error(stated: Mapping[str, object], kind: str) -> Mapping[str, float]:
@@ -171,13 +165,6 @@ def of_new(model: str, name: str) -> Mapping[str, float]:
 
 
 @cache
-def family(name: str) -> Mapping[str, float]:
-    """Return the error of a family that was left out of the fit."""
-    errors = left_out_families.by_family(prediction_errors.of_left_out_families())
-    return error(errors, name)
-
-
-@cache
 def lambda_opt(gpus: int) -> Mapping[str, float]:
     """Return Lambda's published speed of OPT-13B with LoRA for each of a number of GPUs."""
     rows = dsnb.published("lambda_1cc_opt").query(f"model == 'opt-13b' and gpus == {gpus}")
@@ -191,7 +178,7 @@ def published_benchmarks() -> Mapping[str, float]:
 
 BY_GPU, BY_HOST = "limited by the GPU", "limited by the CPU"
 SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
-    **{name: partial(of_setting, data, name) for data in DATA for name in DATA[data][1]},
+    **{name: partial(of_setting, data, name) for data in DATA for name in DATA[data]},
     "kinds": families.counts,
     "kernels": family_kernels.counts,
     "memory": partial(error, PEAK_ERRORS, "all"),
@@ -218,8 +205,10 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "fp32_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048"),
     "bf16_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure"),
     "bytes_states": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_pure_adamw-8bit"),
-    "experts_gpu": partial(family, "mixtral, limited by the GPU"),
-    "experts_cpu": partial(family, "mixtral, limited by the CPU"),
+    "adamw_8_bit": partial(of_new, "llama-3.2-1b", "plain_bf16_gpus1_bs4_sl2048_adamw-8bit"),
+    "four_fsdp": partial(of_new, "llama-3.1-8b", "fsdp_bf16_gpus4_bs2_sl2048_compile"),
+    "four_zero1": partial(of_new, "llama-3.1-8b", "zs1_bf16_gpus4_bs2_sl2048_compile"),
+    "four_zero3": partial(of_new, "llama-3.1-8b", "zs3_bf16_gpus4_bs2_sl2048_compile"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
 }
 """The sources of figures: each returns figures by field."""
@@ -397,13 +386,13 @@ TABLES: dict[str, Rows] = {
     "elsewhere-gpus": lambda: errors_table("GPU and nodes", prediction_errors.elsewhere()[1]),
     "ranges-of-others": ranges_table,
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
+    "network-measured": network_steps.lines,
     "long-sequences": topic_tables.long_sequences,
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""
 SLOW_TABLES: dict[str, Rows] = {
-    "answer-cost": partial(asked.lines, "asked_cost"),
-    "answer-qlora": partial(asked.lines, "asked_qlora"),
+    **{f"answer-{name}": partial(asked.lines, f"asked_{name}") for name in asked.SHOWN},
     "outside": lambda: summary.speed_lines(summary.by_gpu(of_others()), "GPU and place"),
     "outside-left-out": lambda: fitting.left_out_lines(rows_of_others.read()),
     "outside-memory": lambda: summary.memory_table(of_others()),

@@ -30,10 +30,6 @@ MIXTRAL = f"{TODAY} and model == 'benchmarks/params/h100/mixtral-8x100m.json' an
 LORA = "model == 'opt-13b' and gpus == 2 and precision == 'bf16'"
 SHORT = "sweep == 'h100_repeats' and model == 'gpt2' and compile == 'off'"
 OLMO = "sweep == 'h100_fsdp_olmo2' and micro_batch_size == 2 and grad_accum == 2"
-FEW_BITS = (
-    "model == 'llama-3.2-1b' and strategy == 'plain' and compile == 'off' and micro_batch_size == 4"
-)
-FOUR = "model == 'llama-3.1-8b' and gpus == 4 and compile == 'default'"
 SETTINGS = {
     "large_zero0": f"{LARGE} and zero_stage == 0",
     "large_zero1": f"{LARGE} and zero_stage == 1",
@@ -105,13 +101,3 @@ H100_SETTINGS = {
     "offload_8b": "sweep == 'h100_offload_four_gpus' and model == 'llama-3.1-8b' and zero_stage == 2",
 }
 """The same of `dsnb.published("h100")`."""
-NEW_SETTINGS = {
-    "bits_32": f"{FEW_BITS} and sweep == 'adamw_8bit' and optimizer == 'adamw'",
-    "bits_16": f"{FEW_BITS} and sweep == 'pure_bf16' and mixed_precision == 'none'",
-    "bits_8": f"{FEW_BITS} and optimizer == 'adamw-8bit' and mixed_precision == 'native'",
-    "qlora_8b": "frozen_weights == 'nf4' and compile == 'default'",
-    "four_fsdp": f"{FOUR} and strategy == 'fsdp'",
-    "four_zero1": f"{FOUR} and zero_stage == 1",
-    "four_zero3": f"{FOUR} and zero_stage == 3 and micro_batch_size == 2",
-}
-"""The same of `benchmarks/new_settings.csv`."""

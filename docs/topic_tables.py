@@ -116,7 +116,7 @@ def fine_tuning() -> Iterator[str]:
         cells = []
         for place in range(len(settings)):
             memory, card = _smallest(on_cards, place)
-            cells.append(f"{memory} GiB ({card})")
+            cells.append(f"{memory} ({card})")
         hub_name = PRESETS[model].hub_id or model
         yield _row([hub_name.rpartition("/")[2], *cells])
 
@@ -177,10 +177,11 @@ def rent() -> Iterator[str]:
     for place, row in enumerate(found.table.to_dict("records")):
         name = row["gpu"]
         days = span(row["days_low"], row["days_high"])
-        cost = f"${row['cost']:,.0f}"
+        ends = [row["cost"] * row[end] / row["days"] for end in ("days_low", "days_high")]
+        cost = f"${span(*ends)}"
         if row["tight"]:
             days = f"at least {row['days']:.0f}"
-            cost = f"at least {cost}"
+            cost = f"at least ${row['cost']:,.0f}"
         room = significant(gpus.find(name).memory_gib)
         memory = f"{significant(row['peak_allocated_gib'])} of {room}"
         price = f"${EXAMPLE_PRICES[name]:.2f}"

@@ -244,13 +244,11 @@ def recommend(
         say(f"comparing settings for {target}", err=True)
         traces.start(str(target))
     scope = Scope(str(target), gpus, seq_len, global_batch, fixed, least_gpus)
+    names = _names(gpu, write)
     runs = _measured(calibrate)
-    targets = [Target(name, link, runs, host_memory) for name in gpu or [""]]
+    targets = [Target(name, link, runs, host_memory) for name in names]
     costs = budgets(targets, dict(price or []), tokens, currency, objective)
-    on = targets[0]
     is_one = len(targets) == 1
-    if write and not is_one:
-        raise SettingsError("write is for one GPU: give --gpu once")
     measurement = form.Measurement(measure, minutes, output)
     try:
         answers = form.on_gpus(scope, targets, costs, measurement)
@@ -271,16 +269,23 @@ def recommend(
     for sentence in form.write(write, answers[0]) if write and fits else []:
         _say_lines([note(sentence)], is_data)
     useful = {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
-    if not is_one:
-        useful["one --gpu for its alternatives"] = True
+    useful["one --gpu for its alternatives"] = not is_one
     if write and fits:
         useful = {f"dsnb sweep {write / 'params.yaml'}": True, **useful}
     there = ""
     if is_one and len(answers) == len(fits) == 1:
-        there = _going_further(useful, write, measure, bool(on.installed))
+        there = _going_further(useful, write, measure, bool(targets[0].installed))
     _print_next(answers[0].assumed, useful, there, is_data)
     if not fits:
         raise typer.Exit(1)
+
+
+def _names(gpu: Sequence[str] | None, write: Path | None) -> Sequence[str]:
+    """Return the names of the GPUs to compare; an empty one is the GPU of this machine."""
+    names = gpu or [""]
+    if write and len(names) > 1:
+        raise SettingsError("write is for one GPU: give --gpu once")
+    return names
 
 
 def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:

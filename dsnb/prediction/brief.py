@@ -17,7 +17,14 @@ from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.lines import Line, height, line, note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded, significant
+from dsnb.results.runs.number_text import (
+    CARD_DIGITS,
+    amount,
+    duration_within,
+    fixed,
+    significant,
+    supported,
+)
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
@@ -113,8 +120,9 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
         times = ""
         facts["rates"] = ""
     facts |= bounds | {"time": time, "times": times}
-    facts["rate"] = rounded(shown["tokens_per_s"])
-    facts["hours"] = rounded(shown["gpu_hours"])
+    error = best["tokens_per_s_error_pct"] / 100
+    facts["rate"] = supported(shown["tokens_per_s"], error, CARD_DIGITS)
+    facts["hours"] = supported(shown["gpu_hours"], error, CARD_DIGITS)
     yield line("time", **facts)
     if best["basis"] == PREDICTED:
         part, share = next(iter(shares_of_step(best).items()))

@@ -13,6 +13,7 @@ from dsnb.results.answers.decide import is_tight
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs.number_text import duration_within, rounded, significant
+from dsnb.results.statistics.intervals import RELEVANCE
 
 COLUMNS = {"days": "days", "tokens_per_s": "days", "memory": "peak_allocated_gib", "cost": "cost"}
 """Objective of `dsnb.recommend` -> the column that orders GPUs, the smallest value first."""
@@ -55,13 +56,13 @@ def compared(answers: Mapping[str, Answer], budget: Budget, gpus: int) -> Answer
 
 
 def _merits(table: pd.DataFrame, place: int) -> Iterator[str]:
-    """Yield in what a GPU is the best of several; one whose memory is tight promises nothing."""
+    """Yield in what a GPU is as good as the best; one whose memory is tight promises nothing."""
     if is_tight(table.iloc[place].to_dict()):
         yield MERITS["tight"]
         return
     for column in ("days", "cost"):
         values = table[column].mask(table["tight"].eq(True))
-        if values.count() > 1 and values.iloc[place] == values.min():
+        if values.count() > 1 and values.iloc[place] <= (1 + RELEVANCE) * values.min():
             yield MERITS[column]
 
 

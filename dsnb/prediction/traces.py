@@ -22,6 +22,7 @@ from dsnb.base.files import cache as files_cache
 from dsnb.base.files import json_files
 from dsnb.base.formulas import model_shapes
 from dsnb.base.system import interpreter
+from dsnb.base.system.waiting import until_done
 from dsnb.models import observe
 from dsnb.models.observe import TRACED
 from dsnb.settings.experiment import DEFAULTS, Experiment
@@ -266,18 +267,23 @@ def _make(kind: str, missing: dict[str, Experiment]) -> dict[str, SettingsError]
         first = missing[groups[graphs][0]]
         return first.compile == "off", first.strategy != "plain"  # autocast needs a third block
 
-    def trace(graphs: Any) -> dict[str, dict[str, Any]]:
-        with _lent_tracer(graphs) as tracer:
-            return {key: tracer.ask(kind, missing[key]) for key in groups[graphs]}
-
     problems: dict[str, SettingsError] = {}
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for traced in pool.map(trace, sorted(groups, key=quickness)):
-            for key, record in traced.items():
+
+    def trace(graphs: Any) -> None:
+        with _lent_tracer(graphs) as tracer:
+            for key in groups[graphs]:
+                record = tracer.ask(kind, missing[key])
                 if "error" in record:
                     problems[key] = SettingsError(record["error"])
                 else:
                     _keep(key, record)
+
+    models = ", ".join(sorted({experiment.model for experiment in missing.values()}))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        parts = [pool.submit(trace, graphs) for graphs in sorted(groups, key=quickness)]
+        until_done(parts, f"tracing {models}")
+    for part in parts:
+        part.result()  # raises what went wrong
     return problems
 
 

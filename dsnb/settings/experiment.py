@@ -44,6 +44,8 @@ RECORD = "experiment.json"
 """Name of the file in a run's folder with its settings."""
 CURRENT_NAMES = {"hang_limit_s": "step_timeout_s"}
 """Former name -> current name."""
+SMALL_MODEL = "gpt2-tiny"
+"""The model of a notebook that names none, on a CPU: it trains in seconds."""
 UNNAMED = "unknown"
 """Name of an experiment of which nothing is known that names have."""
 SshUser = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")]
@@ -188,7 +190,8 @@ class Experiment(Training):
         What a sweep wrote into the folder `run_dir` is taken from there, if the names say the same.
         A parameter of papermill that is no setting is refused, and so is a plain value whose name
         is like that of one. The former name of a setting replaces the default of the parameters
-        cell. Of a `command`, only what papermill passed or what is no default is stated.
+        cell. Of a `command`, only what papermill passed or what is no default is stated. An empty
+        `model` is the default, or `SMALL_MODEL` on a CPU.
         """
         fields = {*cls.model_fields, *CURRENT_NAMES, *REFUSALS["removed"]}
         problems = list(parameters.unknown(names, also=fields))
@@ -200,6 +203,8 @@ class Experiment(Training):
             is_misspelled = is_plain and checks.similar(key, cls.model_fields)
             if is_misspelled or (key in fields and not isinstance(value, ModuleType)):
                 settings[key] = value
+        if settings.get("model") == "":
+            settings["model"] = _usual_model(settings)
         for former, current in CURRENT_NAMES.items():
             if former in settings and settings.get(current) == DEFAULTS[current]:
                 del settings[current]
@@ -410,6 +415,17 @@ class Experiment(Training):
         return hostfile.place(
             hostfile.hosts(self.hostfile, self.include, self.exclude), self.gpus, self.nodes
         )
+
+
+def _usual_model(settings: Mapping[str, Any]) -> str:
+    """Return the model of a notebook that names none."""
+    device = settings.get("device", "auto")
+    if device == "auto":
+        device = hardware.default_device()
+    runs_elsewhere = settings.get("hostfile") or settings.get("command")
+    if device == "cpu" and not runs_elsewhere:
+        return SMALL_MODEL
+    return str(DEFAULTS["model"])
 
 
 def _hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:

@@ -77,11 +77,13 @@ def test_a_terminal_gets_the_columns_that_fit_and_nothing_is_cut(monkeypatch, na
     shown.isatty = lambda: True
     show(table, table, Format.table, fit=True)
     show(table, table, Format.table)
-    fitted, whole = shown.getvalue().splitlines()[:4], shown.getvalue().splitlines()[4:]
+    printed = shown.getvalue().splitlines()
+    fitted, left_out, whole = printed[:4], printed[4], printed[5:]
     assert (table_width(), fitted[0]) == (100, f"in every name: {'x' * 40}")
     assert [row.split() for row in fitted[2:]] == [
         [f"zs{stage}", *(f"{n},000,000" for n in range(4))] for stage in (0, 1)
     ]
+    assert left_out.startswith(f"no room for {'figure4' * 3}, ")
     assert [row.split() for row in whole[1:]] == [
         [name, *(f"{n},000,000" for n in range(9))] for name in names
     ]

@@ -104,3 +104,13 @@ def test_tight_memory_promises_no_time_and_comes_last():
     assert second[1] == ""
     assert second[2].startswith("≥ $")
     assert second[-1].endswith("memory is tight")
+
+
+def test_gpus_whose_difference_does_not_matter_are_equally_fast():
+    one = dsnb.recommend("opt-1.3b", "H100", **ASKED)
+    for factor, is_equal in ((1.01, True), (1.1, False)):
+        slower = replace(one, table=one.table.assign(days=factor * one.table["days"]))
+        found = compared({"H100": one, "H200": slower}, Budget(1e9), 8)
+        remarks = [cells[-1] for cells in rows(found).values()]
+        assert remarks[0].endswith(", fastest")
+        assert remarks[1].endswith(", fastest") == is_equal

@@ -20,7 +20,7 @@ from dsnb.show.form.recommend import only_task
 from tests.support.refusals import message_of
 
 TINY = Experiment(model="opt-tiny", device="cuda")
-FORMS_OF_LINKS = "use nvlink, pcie, ib:400 (Gbit/s for each GPU) or ib:100/node"
+FORMS_OF_LINKS = "use nvlink, pcie, ib:400 (Gbit/s for each GPU), ib:100/node, or eth:10/node (Ethernet without RDMA)"
 FINITE = "give a finite number of 0 or more"
 
 
@@ -87,7 +87,10 @@ def test_links(text):
 
 def test_links_of_one_gpu_and_of_a_node_of_8():
     assert gpus.link("ib:400").network_gb_per_s == 50
-    assert [gpus.link("ib:400/node").of_gpu_gb_per_s(node_gpus) for node_gpus in (2, 8)] == [25, 50 / 8]
+    assert [gpus.link("ib:400/node").of_gpu_gb_per_s(node_gpus) for node_gpus in (2, 8)] == [
+        25,
+        50 / 8,
+    ]
     assert gpus.link("ib:0.5").network_gb_per_s == 0.5 / 8
     assert not gpus.link("pcie").nvlink
 

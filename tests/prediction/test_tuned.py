@@ -12,7 +12,9 @@ from tests import ROOT
 
 MODULES = sorted((ROOT / "dsnb" / "prediction").rglob("*.py"))
 FACTS = {
-    "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS", "calibration.MAX_FITS", "calibration.MIN_CALIBRATED",
+    "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS",
+    "brief.LEAST_PCT", "brief.MANY_ASSUMED", "brief.MAX_CHANGES", "brief.MAX_LINES",
+    "calibration.MAX_FITS", "calibration.MIN_CALIBRATED",
     "calibration.STEPS", "claims.MOST_SHARE", "gaps.NETWORKS_GBIT", "gpus.NODE_GPUS",
     "host_memory.PINNED_SHARE", "loop.MOST_TRACED", "predicted.ANY_TOKENS",
     "predicted.MAX_PREDICTED", "predicted.MAX_SETTINGS", "ratio_errors.MIN_PAIRS", "speed_range.STUDENT",

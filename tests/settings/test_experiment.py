@@ -78,6 +78,19 @@ def test_a_variable_of_a_notebook_may_be_the_beginning_of_a_setting():
     assert Experiment.from_namespace({"memory": 3, "tensor": 3}) == Experiment()
 
 
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        ({"device": "cpu"}, "gpt2-tiny"),
+        ({"device": "cuda"}, "gpt2"),
+        ({"device": "cpu", "model": "opt-125m"}, "opt-125m"),
+        ({"device": "cpu", "command": "python train.py"}, None),
+    ],
+)
+def test_a_notebook_that_names_no_model_trains_a_small_one_on_a_cpu(given, model):
+    assert Experiment.from_namespace({"model": "", **given}).model == model
+
+
 def test_a_notebook_takes_what_a_sweep_recorded_if_it_says_the_same(tmp_path):
     planned = Experiment(model="gpt2-tiny", zero_stage=2, device="cuda")
     json_files.write_json(RunPaths(tmp_path).experiment, planned.model_dump())

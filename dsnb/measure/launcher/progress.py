@@ -5,19 +5,15 @@ model can take minutes without other output.
 """
 
 import html
-import sys
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from dsnb.base.files.json_files import Tail
-from dsnb.base.system import launch_clock
+from dsnb.base.system import launch_clock, waiting
 from dsnb.settings.experiment import Experiment
 from dsnb.settings.records import record_schema
 from dsnb.settings.records.paths import RunPaths
-
-REFRESH_S = 0.5
-"""Seconds between refreshes of the bar."""
 
 
 class RunState:
@@ -47,6 +43,14 @@ class RunState:
             self._last = steps[-1]
             self.step = self._last["step"]
         return bool(steps)
+
+    @property
+    def left_s(self) -> float | None:
+        """The time that the remaining steps take at the speed of the last one; None before the first step."""
+        step_s = self._last.get("step_time_s")
+        if step_s is None:
+            return None
+        return float((self.total - self.step) * step_s)
 
     def __str__(self) -> str:
         if self.step:
@@ -87,7 +91,7 @@ class Progress:
             self._note = "starting the ranks"
         self._refreshed_s = 0.0
         self._output: Any = None
-        in_notebook = enabled and _in_notebook()
+        in_notebook = enabled and waiting.in_notebook()
         self._bar = tqdm(
             total=self.state.total, unit="step", disable=not enabled or in_notebook, desc=self._name
         )
@@ -108,8 +112,8 @@ class Progress:
             clear_output(wait=True)
 
     def refresh(self, at_once: bool = False) -> None:
-        """Show the current state, at most every `REFRESH_S` unless `at_once`."""
-        if at_once or launch_clock.now_s() > self._refreshed_s + REFRESH_S:
+        """Show the current state, at most every `waiting.REFRESH_S` unless `at_once`."""
+        if at_once or launch_clock.now_s() > self._refreshed_s + waiting.REFRESH_S:
             self._refreshed_s = launch_clock.now_s()
             self._note = str(self.state)
             self._show()
@@ -121,14 +125,11 @@ class Progress:
             self._output.update(self)
 
     def __repr__(self) -> str:
-        return f"{self._name}: {self.state.step} of {self.state.total} steps, {self._note}"
+        shown = f"{self._name}: {self.state.step} of {self.state.total} steps, {self._note}"
+        if self.state.left_s is None:
+            return shown
+        return f"{shown}, {tqdm.format_interval(self.state.left_s)} left"
 
     def _repr_html_(self) -> str:
         bar = f'<progress value="{self.state.step}" max="{self.state.total}" aria-label="steps"></progress>'
         return f"{bar} {html.escape(repr(self))}"
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return getattr(shell, "kernel", None) is not None

@@ -16,7 +16,8 @@ HOURS = (
     (1 / 60, "minute"),
 )
 MOST_DIGITS = 4
-"""Digits of a number whose error is small or unknown."""
+CARD_DIGITS = 3
+"""Digits of a number whose error is small or unknown, in a table and in a short answer."""
 _EXACT = Context(prec=700, rounding=ROUND_HALF_UP)
 """Holds every float exactly, so that a value is rounded as it is and not as it was shortened
 before."""
@@ -86,6 +87,8 @@ def duration_within(hours: float, low_hours: float, high_hours: float) -> tuple[
     """Return hours in their largest unit, and their range in the same unit: ("14.6 hours", "13 to 16")."""
     size, noun = unit_of_time(hours)
     text = rounded(hours / size)
+    if hours > 0 and high_hours < math.inf:
+        text = supported(hours / size, (high_hours - low_hours) / 2 / hours, CARD_DIGITS)
     plural = "s"
     if text == "1":
         plural = ""
@@ -121,16 +124,12 @@ def span(low: float, high: float) -> str:
     return f"{first:,.{digits}f} to {last:,.{digits}f}"
 
 
-def digits(error: float) -> int:
-    """Return the significant digits that a relative error supports: two for 0.29, three for 0.1.
+def supported(value: float, error: float, most: int = MOST_DIGITS) -> str:
+    """Return a number with the digits that its relative error supports: 55 for 55.46 with 0.29, else `most`.
 
     Rounding to them changes a number by at most a quarter of the error.
     """
-    if math.isnan(error) or error <= 0:
-        return MOST_DIGITS
-    return min(MOST_DIGITS, max(1, math.ceil(1 - math.log10(error / 2))))
-
-
-def supported(value: float, error: float) -> str:
-    """Return a number with the digits that its relative error supports: 56 for 55.5 with 0.29."""
-    return significant(float(f"{value:.{digits(error)}g}"), digits(error))
+    digits = most
+    if error > 0:
+        digits = max(1, math.ceil(1 - math.log10(error / 2)))
+    return rounded(value, min(most, digits))

@@ -24,12 +24,14 @@ from dsnb.measure.sweep.params import Sweep, load_sweep
 from dsnb.prediction import gpus
 from dsnb.prediction.predict import predict
 from dsnb.prediction.step_time import problem
+from dsnb.results.answers.answer import Answer
 from dsnb.results.runs import labels
-from dsnb.settings.experiment import Experiment
+from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.params_file import combinations, experiments, validated
 from dsnb.settings.records import paths
 from dsnb.show.form.fields import Form, button
 from dsnb.show.form.process import SweepProcess
+from dsnb.show.form.recommend import recommend
 from dsnb.show.render.predictions import predicted_figures
 from dsnb.show.render.tables import mimebundle
 
@@ -71,7 +73,7 @@ class Plan:
 class Design:
     """A form for JupyterLab that designs a sweep: settings with their values, and a table of their combinations.
 
-    The table has a row for each combination, with the reason if it is refused. Buttons predict
+    The table has a row for each combination, and says if it is refused. Buttons recommend a setting, predict
     whether each fits into the memory of the chosen GPU, its speed, days and cost, write the params
     file that `dsnb sweep` takes, start and stop that sweep. The sweep ends with the kernel.
 
@@ -127,6 +129,11 @@ class Design:
         self.process: SweepProcess | None = None
         self._link = link
         self._written: tuple[Path, str] | None = None
+        self.answer: Answer | None = None
+        self.recommended = widgets.HTML()
+        self.recommend_button = button("Recommend", self.recommend)
+        self.adopt_button = button("Use this setting", self.adopt)
+        self.adopt_button.layout.display = "none"
         self.table = widgets.HTML()
         self.message = widgets.HTML()
         self.log = widgets.Output(layout={"max_height": "14rem", "overflow": "auto"})
@@ -136,7 +143,9 @@ class Design:
         row = widgets.HBox(self.buttons, layout={"flex_flow": "row wrap"})
         gpu_name = gpus.find(gpu).name if gpu else _this_gpu()
         self.form = Form(name, question, {**INITIAL, **(settings or {})}, gpu_name, self.refresh)
-        self.box = widgets.VBox([self.form.box, self.table, row, self.message, self.log])
+        advice = widgets.HBox([self.recommend_button, self.adopt_button])
+        parts = [self.form.box, advice, self.recommended, self.table, row, self.message, self.log]
+        self.box = widgets.VBox(parts)
         self.refresh()
 
     @property
@@ -157,6 +166,49 @@ class Design:
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
         self.table.value = shown(self.plan, self.plan.table)
+
+    def recommend(self) -> None:
+        """Show the best setting for the form's first model and length; a new model is traced first, for seconds."""
+        self._say("Comparing all settings ...")
+        try:
+            self.answer = self._recommended()
+        except SettingsError as error:
+            self._say(f"Nothing is recommended: {error}")
+            return
+        self._say("")
+        self.recommended.value = self.answer._repr_html_()
+        if len(self.answer.table):
+            self.adopt_button.layout.display = ""
+
+    def _recommended(self) -> Answer:
+        asked: dict[str, Any] = {}
+        for name in ("model", "gpus", "seq_len", "price_per_gpu_hour"):
+            row = self.form.rows.get(name)
+            values = row.values if row else []
+            asked[name] = next((value for value in values if value != "auto"), None)
+        model = asked["model"] or DEFAULTS["model"]
+        price = asked["price_per_gpu_hour"] or None
+        tokens = self.form.tokens.value or None
+        return recommend(
+            model,
+            self.form.gpu.value,
+            gpus=asked["gpus"],
+            seq_len=asked["seq_len"],
+            tokens=tokens,
+            price=price,
+            link=self._link,
+        )
+
+    def adopt(self) -> None:
+        """Take the recommended setting into the form; settings of the measurement stay."""
+        if self.answer is None or self.answer.table.empty:
+            return
+        settings = self.answer.experiments[0].model_dump(exclude={"device", "nodes"})
+        for name, value in settings.items():
+            is_chosen = name in self.form.rows and name in {*labels.AXES, *labels.SHARING}
+            if is_chosen or value != DEFAULTS[name]:
+                self.form.add(name, [value])
+        self.refresh()
 
     def predict(self) -> None:
         """Add predicted memory, speed, days and cost to the table; a new model is traced first, which takes seconds."""
@@ -300,7 +352,8 @@ def shown(plan: Plan, table: pd.DataFrame) -> str:
         experiments = len({run.name for run in plan.sweep.runs})
         each = f"{labels.count(experiments, 'experiment')} x {runs // experiments}"
         count = f"{labels.count(runs, 'run')}: {each}"
-    problems = "".join(f"<li>{html.escape(line)}</li>" for line in plan.problems)
+    lines = [*plan.problems, *_reasons(table)]
+    problems = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     rows = ""
     if len(plan.table):
         rows = _texts(plan, table).to_html(
@@ -310,13 +363,26 @@ def shown(plan: Plan, table: pd.DataFrame) -> str:
     return f'{STYLE}<div role="status" style="line-height: normal">{content}</div>'
 
 
+def _reasons(table: pd.DataFrame) -> list[str]:
+    """Return why settings are refused or not predicted, each reason once."""
+    if table.empty:
+        return []
+    found = table.get("note", pd.Series("", table.index)).fillna("")
+    found = found.where(table["refused"].eq(""), "refused: " + table["refused"])
+    reasons = []
+    for reason, number in found[found.ne("")].value_counts(sort=False).items():
+        of = f" ({labels.count(number, 'setting')})" if number > 1 else ""
+        reasons.append(f"{reason}{of}")
+    return reasons
+
+
 def _texts(plan: Plan, table: pd.DataFrame) -> pd.DataFrame:
-    """Format a table: figures with their errors, and the reason where one is missing."""
+    """Format a table: figures with their errors, and whether one is missing."""
     axes = list(plan.table.columns[:-2])
     texts = table[axes or ["experiment"]].fillna("").map(labels.text)
-    notes = "refused: " + table["refused"].where(table["refused"].ne(""))
+    notes = table["refused"].ne("").map({True: "refused"})
     if "fits" in table:
         texts = texts.join(predicted_figures(table).iloc[:, :SHOWN_FIGURES])
-        notes = notes.fillna(table["note"])
-    texts = texts.assign(why=notes).fillna("")
+        notes = notes.fillna(table["note"].ne("").map({True: "not predicted"}))
+    texts = texts.assign(note=notes).fillna("")
     return texts.loc[:, (texts != "").any()]

@@ -11,6 +11,7 @@ import ipywidgets as widgets
 from dsnb.base.errors import SettingsError
 from dsnb.base.files import plain_yaml
 from dsnb.base.files.plain_text import short_repr
+from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus
 from dsnb.results.runs.labels import text
 from dsnb.settings import checks, flat_keys
@@ -23,7 +24,7 @@ LABEL = {"width": "9rem", "display": "flex", "justify_content": "flex-end"}
 
 
 class Row:
-    """The values of one setting: buttons if its values are fixed, otherwise a text field."""
+    """The values of one setting: buttons if its values are fixed, otherwise a text field, for models with a list."""
 
     def __init__(self, name: str, chosen: list[Any], changed: Callable[[], None]) -> None:
         field = Experiment.model_fields.get(name)
@@ -42,7 +43,10 @@ class Row:
             self.controls.append(toggle)
         if not options:
             shown = plain_yaml.dump(chosen, in_one_line=True).strip()[1:-1]
-            typed = widgets.Text(shown, placeholder="8, 16", continuous_update=False)
+            entry: dict[str, Any] = {"value": shown, "continuous_update": False}
+            typed: Any = widgets.Text(placeholder="8, 16", **entry)
+            if name == "model":  # a list to search; files and hub ids can be typed
+                typed = widgets.Combobox(placeholder="type to search", options=[*PRESETS], **entry)
             self.controls.append(_field(typed, name))
         for control in self.controls:
             control.observe(lambda _: changed(), "value")

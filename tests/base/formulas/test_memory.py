@@ -189,7 +189,9 @@ def test_accumulation_keeps_gradients_through_the_next_backward_pass():
 def test_what_the_published_1b3_benchmark_saved_by_recomputing():
     """27 GB without and 16 GB with activation checkpointing, printed in whole GB: theory says 10.5."""
     changes = memory_use.savings(dsnb.published("bigscience_1b3"))
-    (row,) = changes[changes["change"] == "blocks recomputed → nothing recomputed"].to_dict("records")
+    (row,) = changes[changes["change"] == "blocks recomputed → nothing recomputed"].to_dict(
+        "records"
+    )
     assert row["measured_gib"] == 11
     assert row["theory_gib"] == pytest.approx(11, abs=1)
 

@@ -1,13 +1,16 @@
 """What a run shows before its first step: its phase, from the files in its folder, and for how long."""
 
 import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from dsnb.base.files import json_files
+from dsnb.base.system import waiting
 from dsnb.measure.launcher import progress
 from dsnb.settings.records.paths import RunPaths
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -32,12 +35,12 @@ def shown(monkeypatch):
     texts = []
 
     def display(content, display_id=True):
-        texts.append(repr(content))
+        texts.append(getattr(content, "data", repr(content)))
         return SimpleNamespace(update=display)
 
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr("IPython.display.clear_output", lambda wait: texts.append(None))
-    monkeypatch.setattr(progress, "_in_notebook", lambda: True)
+    monkeypatch.setattr(waiting, "in_notebook", lambda: True)
     return texts
 
 
@@ -64,5 +67,20 @@ def test_a_run_that_is_cut_short_leaves_its_last_state_and_one_that_ends_nothing
     assert (
         shown[0] == f"{experiment.name}: 0 of 10 steps, importing torch, DeepSpeed and transformers"
     )
-    state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s"
+    state = f"{experiment.name}: 4 of 10 steps, loss 2.500, 10 tokens/s, 00:38 left"
     assert shown[-1] == (state if error else None)
+
+
+def test_a_notebook_shows_how_many_parts_are_done_until_all_are(shown):
+    parts = [Future(), Future()]
+    parts[0].set_result(None)
+
+    def end_when_shown():
+        wait_until(lambda: len(shown) > 2, "it is shown again")
+        parts[1].set_result(None)
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(end_when_shown)
+        waiting.until_done(parts, "tracing gpt2")
+    assert "tracing gpt2: 1 of 2, 0 s" in shown[1]
+    assert shown[-1] == ""

@@ -129,7 +129,9 @@ def test_the_page_answers_questions_as_python_does(explorer, by_task, tab):
             python["note"],
         }
     found = " ".join(said)
-    assert python["following"].startswith("Runner-up: nothing recomputed, ")  # of the task of blocks
+    assert python["following"].startswith(
+        "Runner-up: nothing recomputed, "
+    )  # of the task of blocks
     new = (
         "in reasonable time on",
         "tokens in 30 days if each",
