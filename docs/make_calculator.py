@@ -40,6 +40,7 @@ from dsnb.prediction.recommend import Found, Scope, found
 from dsnb.prediction.target import Budget, Target
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import is_tight
+from dsnb.results.runs import number_text
 from dsnb.settings.experiment import Experiment
 from dsnb.show.calculator import data
 from dsnb.show.calculator.data import GRID, Cell
@@ -84,6 +85,7 @@ def record(one: Found) -> dict[str, Any]:
             cells |= {f"{role}.{column}": text for column, text in enumerate(line.cells[1:])}
     within = card.within_range(best)
     cells["rate"] = within["tokens_per_s"]
+    cells["error"] = best["tokens_per_s_error_pct"]
     cells["low"] = best["tokens_per_s_low"]
     cells["high"] = best["tokens_per_s_high"]
     cells["least"] = result.options["gpu_hours"].min() * 3600 / search_.question.tokens
@@ -223,7 +225,7 @@ def _home() -> Path:
     if home is None:
         sys.exit("answers are kept in the cache of dsnb, and there is none: set DSNB_CACHE")
     code = hashlib.sha256()
-    for module in (brief, explanation, search):
+    for module in (brief, explanation, search, number_text):
         code.update(Path(str(module.__file__)).read_bytes())
     named = [data.fingerprint(), data.wording(), code.hexdigest()[:8]]
     return home / "calculator" / "-".join(named)
@@ -289,7 +291,7 @@ def differences(cells: list[Cell], table: data.Table) -> Iterator[str]:
         for row in answer.table.head(1).to_dict("records"):
             for name in ("low", "high"):
                 speed = row[f"tokens_per_s_{name}"]
-                if abs(table.record(cell)[name] / speed - 1) > 2 * 10 ** (1 - data.DIGITS):
+                if abs(table.record(cell)[name] / speed - 1) > 1e-5:
                     yield f"{cell}: {name} {table.record(cell)[name]} instead of {speed}"
 
 

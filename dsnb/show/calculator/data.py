@@ -31,7 +31,7 @@ from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration_within, fixed, rounded
+from dsnb.results.runs.number_text import CARD_DIGITS, amount, duration_within, fixed, supported
 from dsnb.settings.experiment import Experiment
 from dsnb.version import __version__
 
@@ -50,8 +50,9 @@ TEXTS += [f"{role}.{place}" for role, number in CELLS.items() for place in range
 SHARES = ("low", "high", "least")
 """The range of the speed, and the GPU-seconds of a token with the setting that needs fewest, in
 times of the rate in tokens/s, and of what the setting needs: few distinct numbers."""
-DIGITS = 5
-"""Significant digits of rates and shares."""
+DIGITS = {"rate": 9}
+"""Significant digits, so that texts are rounded as in a recommendation."""
+USUAL_DIGITS = 7
 MISSING = -1
 """Place of a cell without an answer."""
 
@@ -160,7 +161,8 @@ def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
     """Return the file of records; cells without one are missing."""
     rows = [records.get(cell) for cell in GRID.cells()]
     columns = {name: _column([_text(row, name) for row in rows]) for name in TEXTS}
-    columns["rate"] = _column([_rounded(row, 1, "rate") for row in rows])
+    for name in ("rate", "error"):
+        columns[name] = _column([_rounded(row, 1, name) for row in rows])
     for name in SHARES:
         columns[name] = _column([_rounded(row, _unit(row, name), name) for row in rows])
     for name in ("batch", "tight"):
@@ -195,7 +197,7 @@ def _rounded(row: Mapping[str, Any] | None, unit: float, name: str) -> float:
     value = (row or {}).get(name)
     if value is None or math.isnan(value):
         return 0
-    return float(f"{value / unit:.{DIGITS}g}")
+    return float(f"{value / unit:.{DIGITS.get(name, USUAL_DIGITS)}g}")
 
 
 def _column(values: Sequence[Any]) -> dict[str, Any]:
@@ -301,7 +303,7 @@ def time_facts(cell: Cell, record: Mapping[str, Any], tokens: float) -> dict[str
     if record["tight"]:
         least = PHRASES["of_lines"]["bounds"]["least"]
         times = ""
-    hours_of_gpus = rounded(cell.gpus * hours)
+    hours_of_gpus = supported(cell.gpus * hours, record["error"] / 100, CARD_DIGITS)
     return {"least": least, "time": time, "times": times, "hours": hours_of_gpus, "unit": "GPU"}
 
 

@@ -57,7 +57,7 @@ def test_what_does_not_depend_on_the_gpu_is_computed_once(monkeypatch):
 
 def test_times_follow_from_the_tokens():
     """36 million tokens at 1,000 a second are 10 hours on each of 8 GPUs."""
-    record = {"rate": 1000.0, "low": 500.0, "high": 2000.0, "tight": 0}
+    record = {"rate": 1000.0, "low": 500.0, "high": 2000.0, "tight": 0, "error": 10.0}
     facts = data.time_facts(CELL, record, 36e6)
     assert [facts[name] for name in ("time", "times", "hours")] == ["10 hours", "5 to 20", "80"]
     tight = data.time_facts(CELL, record | {"tight": 1, "low": 0}, 36e6)

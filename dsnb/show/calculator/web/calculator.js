@@ -3,12 +3,16 @@
 const SECONDS = 3600;
 const UNITS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12 };
 
-const rounded = (value) => significant(Number(value.toPrecision(3)));
+// A number with the digits that its relative error supports (`supported` in number_text.py).
+const supported = (value, error, most = 3) => {
+  const digits = error > 0 ? Math.min(most, Math.max(1, Math.ceil(1 - Math.log10(error / 2)))) : most;
+  return significant(Number(value.toPrecision(digits)), digits);
+};
 
 // Hours, and the range around them, in the largest unit of which there is at least one (`duration_within` in number_text.py).
 const duration = ({ words }, hours, low, high) => {
   const [size, noun] = words.hours.find(([least]) => hours >= least) ?? words.hours.at(-1);
-  const text = rounded(hours / size);
+  const text = supported(hours / size, (high - low) / 2 / hours);
   return { time: `${text} ${noun}${text === "1" ? "" : "s"}`, times: low < high ? span(low / size, high / size) : "" };
 };
 
@@ -134,7 +138,7 @@ class Calculator {
     const paid = asked.price ? significant(asked.price * all) : "";
     const cost = paid && fill(this.words.cost, { currency: "$", amount: paid, price: fixed(asked.price, 2), unit: "GPU" });
     const bound = record.tight ? { least: this.words.ofLines.bounds.least, times: "" } : {};
-    return { ...within, ...bound, hours: rounded(all), unit: "GPU", cost, paid };
+    return { ...within, ...bound, hours: supported(all, record.error / 100), unit: "GPU", cost, paid };
   }
 
   // The lines of an answer, each a role and its cells, as `data.lines` has them.
