@@ -74,7 +74,7 @@ def record(one: Found) -> dict[str, Any]:
     name = result.chosen[0]
     best = result.options.loc[name]
     experiment = search_.asked[name]
-    cells: dict[str, Any] = {"batch": experiment.global_batch_size, "gpus": experiment.gpus}
+    cells: dict[str, Any] = {"gpus": experiment.gpus}
     place = 0
     for line in shown:
         role = line.role
@@ -272,17 +272,31 @@ def pack() -> None:
     print(f"{len(records):,} answers, {size / 2**20:.2f} MiB: {data.FILE}")
 
 
-def check(number: int) -> list[str]:
+def check(number: int, processes: int) -> list[str]:
     """Return how random cells differ from what `dsnb recommend` says now."""
     table = data.load()
     cells = [cell for cell in GRID.cells() if table.record(cell)]
-    return list(differences(random.Random(SEED).sample(cells, number), table))
+    some = random.Random(SEED).sample(cells, number)
+    found_: list[str] = []
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for differing in pool.imap_unordered(_differences, some):
+            found_ += differing
+    return found_
+
+
+def _differences(cell: Cell) -> list[str]:
+    return list(differences([cell], data.load()))
 
 
 def differences(cells: list[Cell], table: data.Table) -> Iterator[str]:
     """Yield what differs between cells and the answers of `dsnb recommend`."""
     for cell in cells:
-        (answer,) = recommend.recommend(*recommended(cell))
+        try:
+            (answer,) = recommend.recommend(*recommended(cell))
+        except SettingsError as error:
+            if str(error) != table.record(cell)["no"]:
+                yield f"{cell}: {error}"
+            continue
         expected = [one.cells for one in answer.lines]
         kept = [one.cells for one in data.lines(cell, table.record(cell))]
         first = expected[0][0].removesuffix(" *")
@@ -305,7 +319,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.time()
     if options.check:
-        found_ = check(options.check)
+        found_ = check(options.check, options.processes)
         print(*found_, sep="\n")
         print(f"{len(found_)} of {options.check} cells differ; {time.time() - started:.0f} s")
         sys.exit(bool(found_))

@@ -22,7 +22,7 @@ from dsnb.base.formulas import model_shapes, planning
 from dsnb.base.formulas.model_shapes import PRESETS
 from dsnb.prediction import gpus, nearest, shapes, speed_range
 from dsnb.prediction.accuracy import peak_error
-from dsnb.prediction.candidates import usual_length
+from dsnb.prediction.candidates import usual_batch, usual_length
 from dsnb.prediction.gpus import NODE_GPUS
 from dsnb.prediction.memory import need_gib
 from dsnb.prediction.reserved import rule as reserved_rule
@@ -113,6 +113,12 @@ def link(cell: Cell) -> str:
     return "nvlink"
 
 
+def batch(cell: Cell) -> int:
+    """Return the sequences of an optimizer step."""
+    parameters = shapes.shape(cell.model).parameters
+    return usual_batch(parameters, cell.seq_len, cell.gpus, cell.trained == ADAPTED)
+
+
 def usual_tokens(cell: Cell) -> float:
     """Return the tokens that a model is trained on if none are given."""
     return planning.usual_tokens(shapes.shape(cell.model).parameters, cell.trained == ADAPTED)
@@ -165,8 +171,8 @@ def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
         columns[name] = _column([_rounded(row, 1, name) for row in rows])
     for name in SHARES:
         columns[name] = _column([_rounded(row, _unit(row, name), name) for row in rows])
-    for name in ("batch", "tight"):
-        columns[name] = _column([(row or {}).get(name, 0) for row in rows])
+    columns["tight"] = _column([(row or {}).get("tight", 0) for row in rows])
+    columns["batch"] = _column([batch(cell) for cell in GRID.cells()])
     content = {
         "version": __version__,
         "date": date,
