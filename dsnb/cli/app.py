@@ -182,11 +182,23 @@ def bandwidth(
     result.raise_for_status()
 
 
+def page(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="HTML file to write.")] = Path(
+        "calculator.html"
+    ),
+) -> None:
+    """Write the calculator: recommendations for known models and GPUs, looked up in one offline page."""
+    from dsnb.show.calculator.page import write
+
+    say(write(file))
+
+
 EXAMPLES: dict[Callable[..., None], str] = {
     init: "dsnb init benchmarks",
     doctor: "dsnb doctor",
     predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
+    page: "dsnb page calculator.html",
     check_speed: "dsnb check llama-3.1-8b --gpu H100 --gpus 8 --tokens-per-s 41000",
     probe.probe: "dsnb probe --output probe.json",
     import_.import_: "dsnb import ds_config.json --model llama-3.1-8b --output params.yaml",

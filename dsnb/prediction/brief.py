@@ -16,7 +16,7 @@ from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
 from dsnb.results.answers.lines import Line, height, line, note, split
 from dsnb.results.answers.measured import spread
-from dsnb.results.answers.sentences import PHRASES, say
+from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import (
     CARD_DIGITS,
@@ -65,7 +65,7 @@ def lines(
         return unfit
     best = result.options.loc[name]
     found = [title]
-    warnings = "; ".join(_warnings(search, result, best))
+    warnings = "; ".join(warnings_of(search, result, best))
     if warnings:
         found.append(line("warned", warnings=warnings[0].upper() + warnings[1:]))
     found.append(line("train", setting=labels.setting(vars(search.asked[name]))))
@@ -239,7 +239,7 @@ def _certainty(search: Search, best: "pd.Series[Any]") -> Line:
     return line("predicted", nearest=in_short, **facts)
 
 
-def _warnings(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Iterator[str]:
+def warnings_of(search: Search, result: SearchResult, best: "pd.Series[Any]") -> Iterator[Sentence]:
     """Yield what the reader must know before relying on a predicted setting, the worst first."""
     experiment = search.asked[str(best.name)]
     if best["days"] > MAX_DAYS:

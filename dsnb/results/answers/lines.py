@@ -122,7 +122,9 @@ def _row_html(one: Line) -> str:
             tag = "h3"
         return f"<{tag}>{cells[0]}</{tag}>"
     label, *others, last = cells
-    columns = [f'<th scope="row" {LABEL}>{label}</th>']
+    columns = ["<td></td>"]
+    if label:
+        columns = [f'<th scope="row" {LABEL}>{label}</th>']
     for place, cell in enumerate(others, 1):
         side = LEFT
         if place in RIGHT.get(one.role, ()):

@@ -13,7 +13,6 @@ import pandas as pd
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import (
     ASSUMED_PRICE,
-    FEWEST_SETTINGS,
     Decision,
     Question,
     default_objective,
@@ -26,7 +25,7 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs.number_text import fixed, rounded
 from dsnb.results.runs.table import as_runs
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.tasks import Task, tasks
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS, Task, tasks
 
 WORDS = PHRASES["of_lines"]
 WARNED = {"short": "", "failed": ""}
