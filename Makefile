@@ -9,7 +9,7 @@ PARALLEL := --dist loadfile --no-loadscope-reorder
 # What hundreds of processes import is compiled once, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo check lint test docs example env
+.PHONY: demo check lint test tests docs example env
 
 demo: env
 	$(BIN)/dsnb sweep params/quickstart.yaml
@@ -18,8 +18,12 @@ demo: env
 check: lint
 	$(PYTEST) -m "not process and not draws" -n 2 $(PARALLEL)
 
+# At once: types take a core 17 s.
+test: env
+	@$(MAKE) --no-print-directory -j 2 lint tests
+
 # Four workers on two cores: tests that start processes wait for them, and each worker costs seconds of imports.
-test: lint
+tests: env
 	$(PYTEST) -m "not docs" -n 4 $(PARALLEL)
 
 lint: env

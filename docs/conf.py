@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs import pictures, reference_tables  # noqa: E402
 from dsnb.measure.execute.notebook import execute  # noqa: E402
+from dsnb.show.calculator import page as calculator  # noqa: E402
 from dsnb.version import __version__  # noqa: E402
 
 project, author, release, copyright = (
@@ -91,6 +92,11 @@ def example_files(app: Sphinx) -> None:
     pictures.make(pages)
 
 
+def calculator_files(app: Sphinx) -> None:
+    """Put the calculator and the models' pages among the files beside the pages."""
+    calculator.write_site(DOCS / "_build" / "extra")
+
+
 def mark_tables(app: Sphinx, page: nodes.document) -> None:
     """Let phones show each row of the reference as a block (`site.css`)."""
     if app.env.docname.startswith("reference/"):
@@ -103,3 +109,4 @@ def setup(app: Sphinx) -> None:
     app.add_directive("generated", Generated)
     app.connect("doctree-read", mark_tables)
     example_files(app)
+    calculator_files(app)

@@ -1,5 +1,6 @@
 """Shared fixtures: small settings, a place for outputs, and one fork server for the whole session."""
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -35,6 +36,8 @@ if "DSNB_CACHE" not in os.environ:
     kept_traces.unpack(kept_traces.CACHE)
 # What dsnb starts does not look into the current folder for modules, such as the tests' workers and jobs.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+# Else a process with torch takes 3 s to collect garbage when it ends.
+atexit.register(gc.freeze)
 # Under `nohup`, or a script's `&`, this process and all that it starts ignore signals that some tests send.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
@@ -57,36 +60,39 @@ SMALL: dict[str, Any] = {
 STARTS_PROCESSES = {"run_small", "trained", "losses", "swept", "chromium", "watched"}
 """Fixtures that start processes: a test that uses one is marked `process`."""
 LONGEST = [
-    "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py", "test_release.py",
-    "measure/sweep/test_slurm.py", "show/explorer/test_page.py", "measure/sweep/test_run_stopped.py",
-    "measure/launcher/test_hosts.py",
+    "docs/test_code_blocks.py", "measure/train/test_strategies.py", "measure/train/test_worker.py",
+    "models/test_adapted.py", "test_release.py", "measure/launcher/test_hosts.py", "show/explorer/test_page.py",
+    "measure/sweep/test_slurm.py", "measure/sweep/test_run_stopped.py", "measure/sweep/test_run_faults.py",
     "measure/launcher/test_run.py", "measure/sweep/test_run.py", "show/test_report.py", "cli/test_app.py",
-    "test_published_notebooks.py",
-    "show/explorer/test_state.py", "show/explorer/test_live.py",
+    "measure/sweep/test_own_script.py", "measure/record/test_two_ranks.py", "measure/record/test_failures.py",
+    "test_outside.py", "settings/strategies/test_new_strategy.py", "test_published_notebooks.py",
+    "show/explorer/test_state.py", "show/explorer/test_live.py", "show/form/test_recommend.py",
 ]  # fmt: skip
 """Workers take whole files, these first, so that all end at about the same time.
 
-The first file that `imports_torch` stands for all of them.
+The first file that `imports_torch` stands for all of its place.
 """
 FORK_SERVERS = 2
 
 
 @functools.cache
 def imports_torch(file: str) -> bool:
-    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s: one worker runs all."""
+    """Return whether tests of a file import torch, DeepSpeed or transformers, which takes 7 s."""
     imports = r"lazy\.Module|strategies\.load|^ +(import|from) (torch|deepspeed|transformers)\b"
     return re.search(imports, (ROOT / file).read_text(), re.M) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole files to workers, and all that import torch to the same one."""
+    """Give whole files to workers: those that import torch to one, or to two where one would be the last to end."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "torch" if imports_torch(file) else file
+            if not imports_torch(file):
+                return file
+            return "training" if file.startswith("tests/measure/") else "torch"
 
     return Scheduling(config, log)
 

@@ -1,6 +1,5 @@
 """The short commands of `dsnb`, and the entry point."""
 
-import atexit
 import gc
 import sys
 import warnings
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.base.files import plain_text
-from dsnb.base.system import signals
+from dsnb.base.system import interpreter, signals
 from dsnb.cli import import_, predict, probe, sweep
 from dsnb.cli.check import check as check_speed
 from dsnb.cli.predict import LinkName, TableFormat
@@ -117,7 +116,7 @@ def summary(
     else:
         print_summary(runs, format_, wide)
         if format_ is Format.table and not wide:
-            say(f"Names of the experiments: --wide. Report: dsnb report {folder}")
+            say(f"Names of the experiments: --wide. Next: dsnb report {folder}")
 
 
 def report(
@@ -182,11 +181,23 @@ def bandwidth(
     result.raise_for_status()
 
 
+def page(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="HTML file to write.")] = Path(
+        "calculator.html"
+    ),
+) -> None:
+    """Write the calculator: recommendations for known models and GPUs, looked up in one offline page."""
+    from dsnb.show.calculator.page import write
+
+    say(write(file))
+
+
 EXAMPLES: dict[Callable[..., None], str] = {
     init: "dsnb init benchmarks",
     doctor: "dsnb doctor",
     predict.predict: "dsnb predict params/memory.yaml --gpu H100 --tokens 300B",
     predict.recommend: "dsnb recommend opt-13b --gpu H100 --gpus 8 --tokens 300B",
+    page: "dsnb page calculator.html",
     check_speed: "dsnb check llama-3.1-8b --gpu H100 --gpus 8 --tokens-per-s 41000",
     probe.probe: "dsnb probe --output probe.json",
     import_.import_: "dsnb import ds_config.json --model llama-3.1-8b --output params.yaml",
@@ -223,7 +234,7 @@ def main() -> None:
     )
     signals.install_handlers()
     gc.set_threshold(100_000)  # collecting garbage takes a tenth of the time of imports
-    atexit.register(gc.freeze)  # and so does collecting it at exit
+    interpreter.end_quickly()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:

@@ -29,6 +29,8 @@ HEADINGS = {
 }
 """Headings of columns, shorter than elsewhere."""
 FASTEST = "* fastest of this task"
+NOT_OK = "not ok: "
+"""How a line begins that says why a run is not ok."""
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
@@ -92,10 +94,10 @@ def _causes(runs: pd.DataFrame) -> list[str]:
     for row in bad.head(MAX_CAUSES).itertuples():
         run = "" if pd.isna(row.repeat) else f", run {row.repeat:.0f}"
         cause = "" if pd.isna(row.cause) else f", {row.cause}"
-        lines.append(f"not ok: {row.experiment}{run}: {row.status}{cause}")
+        lines.append(f"{NOT_OK}{row.experiment}{run}: {row.status}{cause}")
     if len(bad) > MAX_CAUSES:
         more = len(bad) - MAX_CAUSES
-        lines.append(f"not ok: {more} more; `dsnb report` lists every cause")
+        lines.append(f"{NOT_OK}{more} more; `dsnb report` lists every cause")
     return lines
 
 

@@ -5,12 +5,13 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dsnb.base.errors import SettingsError
 from dsnb.base.formulas import metrics, planning
+from dsnb.base.formulas.memory import MemoryParts
 from dsnb.base.system.hardware import GIB
 from dsnb.prediction import (
     accuracy,
@@ -376,9 +377,18 @@ def flops_per_token(experiment: Experiment, trace: MemoryTrace | None = None) ->
     return metrics.flops_per_token(active, min(active, trainable), attention)
 
 
-def _memory_columns(
+class Fit(NamedTuple):
+    """Whether a setting fits, and by how much."""
+
+    peak: MemoryParts
+    columns: dict[str, Any]
+    """The columns of `predict` that decide."""
+
+
+def fit(
     experiment: Experiment, trace: MemoryTrace, hardware: Hardware, host_need_gib: float
-) -> dict[str, Any]:
+) -> Fit:
+    """Return the predicted peak of a setting, and whether it fits."""
     peak = peak_memory(experiment, trace)
     peak_gib = peak.gib
     if hardware.loop:
@@ -387,16 +397,27 @@ def _memory_columns(
     fits: bool | None = False
     if peak_gib <= left_gib:
         fits = host_memory.fits(experiment, host_need_gib, hardware.host_gib)
-    rule = reserved_rule(experiment)
-    reserved_gib = rule.reserved_gib(experiment, peak_gib)
-    return {
+    reserved_gib = reserved_rule(experiment).reserved_gib(experiment, peak_gib)
+    columns = {
         "fits": fits,
         "tight": peak_gib <= left_gib < reserved_gib,
         "headroom_gib": left_gib - peak_gib,
         "peak_allocated_gib": peak_gib,
+        "peak_reserved_gib": reserved_gib,
+    }
+    return Fit(peak, columns)
+
+
+def _memory_columns(
+    experiment: Experiment, trace: MemoryTrace, hardware: Hardware, host_need_gib: float
+) -> dict[str, Any]:
+    peak, columns = fit(experiment, trace, hardware, host_need_gib)
+    reserved_gib = columns.pop("peak_reserved_gib")
+    return {
+        **columns,
         **accuracy.peak_error(experiment).columns("peak_allocated"),
         "peak_reserved_gib": reserved_gib,
-        **rule.expected.columns("peak_reserved"),
+        **reserved_rule(experiment).expected.columns("peak_reserved"),
         "moment": peak.moment,
         **{column: getattr(peak, part) / GIB for column, part in PARTS.items()},
     }

@@ -7,7 +7,7 @@ it, and return an `Answer`. Predicted settings are given ones, or all of
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from dsnb.prediction import candidates as built_in
 from dsnb.prediction.calibration import MIN_CALIBRATED, measured
 from dsnb.prediction.candidates import Training
 from dsnb.prediction.explanation import LIMITS, explanation, no_fit, out_of_reach
-from dsnb.prediction.gpus import NODE_GPUS, known_gpu
+from dsnb.prediction.gpus import NODE_GPUS
+from dsnb.prediction.in_place import measured_figures, runs_on
 from dsnb.prediction.memory import need_gib, peak_memory, room_gib
 from dsnb.prediction.predict import bounded, nearest_run
 from dsnb.prediction.predicted import allowed
@@ -33,13 +34,12 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import Budget, Target, usual_tokens
 from dsnb.prediction.traces import traces
 from dsnb.results.answers import card
+from dsnb.results.answers import measured as by_runs
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import (
     BASES,
     CPU,
-    MEASURED,
     PREDICTED,
-    Decision,
     Question,
     candidates,
     decide,
@@ -47,13 +47,11 @@ from dsnb.results.answers.decide import (
 from dsnb.results.answers.lines import note
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
-from dsnb.results.runs.labels import MEMORY, count
+from dsnb.results.runs.labels import count
 from dsnb.results.runs.number_text import amount, significant
-from dsnb.results.runs.table import as_runs
-from dsnb.results.runs.templates import fill
+from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.programs import DSNB
 
 FORECAST = [
     "experiment", "setting", "basis", "fits", "tight", "peak_allocated_gib", "peak_allocated_error_pct",
@@ -62,7 +60,7 @@ FORECAST = [
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 OF_SEARCH = [
-    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
+    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis", "spread_pct",
 ]  # fmt: skip
 """Columns of a search that recommendations leave out."""
 OF_PREDICTIONS = ("step_time_error_pct", "own_low", "own_high", "others_low", "others_high")
@@ -107,10 +105,22 @@ def recommend(
     return answers
 
 
-def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
-    """Return the best of all settings for a model; with offload if nothing else fits."""
+@dataclass(frozen=True)
+class Found:
+    """The search for the best setting of a model, and what was assumed for it."""
+
+    search: Search
+    result: SearchResult
+    training: Training
+    assumed: Sequence[str]
+    """What was assumed, in words."""
+    least_gpus: int
+    """The smallest power of two of GPUs that fits; 0 if none does, or on CPUs."""
+
+
+def found(scope: Scope, target: Target, budget: Budget) -> Found:
+    """Find the best of all settings for a model; with offload if nothing else fits."""
     training, assumed = _training(scope, target)
-    link = target.link
     if scope.least_gpus:
         least = smallest(training, target)
         if not least:
@@ -124,21 +134,29 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
     target.predictable(asked[:1])
     is_cpu = target.device == "cpu"
     search = _search(asked, target, budget, beside=[] if is_cpu else _lightest(training))
-    result = search.refined(search.best(), training.pinned)
+    result = search.refined(search.ranked(), training.pinned)
     offloaded = [] if result.chosen else built_in.candidates(training, offloaded=True)
     if offloaded:
         with_offload = _search(offloaded, target, budget)
         result = with_offload.best()
         if result.chosen or with_offload.table["fits"].notna().any():
             search = with_offload
-    more: list[Sentence] = []
     least = 0
     if not is_cpu:
         least = smallest(training, target)
-        more.append(out_of_reach(search))
-        more.append(say("least_gpus", least=least or ""))
     what = [*target.assumed, *assumed, *budget.assumed(asked)]
-    more.append(say("assumed", what="; ".join(what)))
+    return Found(search, result, training, what, least)
+
+
+def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
+    """Return the answer for a model."""
+    link = target.link
+    one = found(scope, target, budget)
+    more: list[Sentence] = []
+    if target.device != "cpu":
+        more.append(out_of_reach(one.search))
+        more.append(say("least_gpus", least=one.least_gpus or ""))
+    more.append(say("assumed", what="; ".join(one.assumed)))
     more = [sentence for sentence in more if sentence]
     given = {
         "gpu": target.gpu,
@@ -149,7 +167,8 @@ def _of_model(scope: Scope, target: Target, budget: Budget) -> Answer:
         "tokens": budget.tokens,
     }
     names = [name for name, value in given.items() if not value]
-    return _answer(search, result, more, offloaded=True, assumed=names, least_gpus=least)
+    least = one.least_gpus
+    return _answer(one.search, one.result, more, offloaded=True, assumed=names, least_gpus=least)
 
 
 def _training(scope: Scope, target: Target) -> tuple[Training, list[str]]:
@@ -327,44 +346,6 @@ def by_task(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     return [[experiments[place] for place in task.runs.index] for task in found]
 
 
-def runs_on(runs: pd.DataFrame, spec: gpus.GpuSpec) -> pd.DataFrame:
-    """Return dsnb's runs on a GPU that succeeded with a known speed, or ran out of memory.
-
-    The speed of another program's loop is no measurement of a setting that dsnb's loop would run.
-    """
-    runs = as_runs(runs)
-    if "program" in runs:
-        runs = runs[runs["program"].fillna(DSNB) == DSNB]
-    needed = {"status", "tokens_per_s", "peak_allocated_gib", "gpu_name"} - {*runs}
-    runs = runs.reindex(columns=[*runs, *needed])
-    is_timed = runs["status"].eq("ok") & runs["tokens_per_s"].notna()
-    runs = runs[runs["status"].eq("oom") | is_timed]
-    return runs[[known_gpu(name) == spec for name in runs["gpu_name"]]]
-
-
-def measured_figures(
-    runs: pd.DataFrame, asked: Sequence[Experiment], target: Target
-) -> pd.DataFrame | None:
-    """Return measured medians in place of predictions; a setting whose runs all ran out of memory does not fit."""
-    on = target.hardware.gpu
-    runs = runs_on(runs, known_gpu(on.name) or on)
-    names = [Experiment.of_row(row).name_with_model for row in runs.to_dict("records")]
-    named = runs.assign(experiment=names, sweep="").drop(columns=[*MEMORY[1:]], errors="ignore")
-    named = named[named["experiment"].isin([one.name_with_model for one in asked])]
-    if named.empty:
-        return None
-    medians = candidates(named).reindex(named["experiment"].unique())
-    is_unstable = medians["is_unstable"].eq(True)
-    return medians[["tokens_per_s", "memory_gib"]].assign(
-        is_known=True, basis=medians["basis"].astype(object).fillna(MEASURED),
-        is_unstable=is_unstable & ~is_unstable.all(),
-        fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
-        peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
-        tokens_per_s_low=math.nan, tokens_per_s_high=math.nan,
-        outside="",
-    )  # fmt: skip
-
-
 def measured_plans(
     runs: pd.DataFrame,
     tokens: float | None,
@@ -391,38 +372,20 @@ def measured_plans(
     for task in tasks(runs):
         usual = task.parameters, is_fine_tuning(task.runs)
         settings = candidates(task.runs, power_w)
+        named = named_runs(task.runs)
         decisions = {}
         for objective in PHRASES["plan"]:
             question = Question(tokens or 0, objective, prices=prices or {}, currency=currency)
-            decisions[objective] = decide(settings, question, *usual)
-        sentences = list(_least(decisions, card.memory_name(task.runs)))
+            decisions[objective] = replace(decide(settings, question, *usual), runs=named)
+        sentences = list(by_runs.sentences(decisions, card.memory_name(task.runs)))
         if sentences and not tokens:
             sentences.append(say("assumed", what=usual_tokens(*usual)))
+        lines = by_runs.lines(decisions["time"], task.title, decisions)
         table = decisions["time"].table
         gpu_names = table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
         table = table.assign(gpu_name=gpu_names).rename_axis("experiment").reset_index()
-        plans.append(Answer(task.title, table, tuple(sentences)))
+        plans.append(Answer(task.title, table, tuple(sentences), lines=tuple(lines)))
     return plans
-
-
-def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[Sentence]:
-    """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
-    fastest = decisions["time"]
-    if fastest.is_beyond:
-        facts = card.figures(fastest.options.iloc[0], fastest.question)
-        yield say("beyond", what="measured setting", **facts)
-        yield say("needed", **card.needed_gpus(fastest.options, fastest.question))
-    named: set[object] = set()
-    for objective, decision in decisions.items():
-        if decision.options.empty or decision.is_beyond or fastest.is_beyond:
-            continue
-        best = decision.options.iloc[0]
-        facts = card.figures(best, decision.question, memory)
-        what = fill(PHRASES["plan"][objective], facts)
-        yield say("plan.again" if best.name in named else "plan", what=f"{what}:", **facts)
-        named.add(best.name)
-    if fastest.unstable:
-        yield say("note.unstable", unstable=fastest.unstable)
 
 
 def forecast(
@@ -465,7 +428,7 @@ def forecast(
         search.trace(list(search.asked))
         result = search.best()
         answer = _among(search, result, budget.assumed(of_task))
-        table = decide(result.table, search.question).table
+        table = decide(search.described(list(search.asked)), search.question).table
         fitting = _fitting(table, target)
         order = table["fits"].map({True: 0, False: 2}).fillna(1)
         words = [labels.setting(vars(search.asked[name])) for name in table["experiment"]]

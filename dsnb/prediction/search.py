@@ -7,7 +7,7 @@ candidate can be in the answer.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ from dsnb.base.errors import SettingsError
 from dsnb.prediction import host_memory
 from dsnb.prediction.candidates import simplicity
 from dsnb.prediction.memory import UNTRACED, need_gib, room_gib
-from dsnb.prediction.predict import tabulated
+from dsnb.prediction.predict import fit, tabulated
 from dsnb.prediction.step_time import StepCounts, count_step, step_times
 from dsnb.prediction.target import Target
 from dsnb.prediction.traces import MemoryTrace, attempts
 from dsnb.prediction.variants import variants
-from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, decide, tight
+from dsnb.results.answers.decide import CPU, PREDICTED, WORTH_ROOM, Question, costed, decide, tight
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
 
@@ -33,11 +33,17 @@ FASTEST = 5
 """Variants are tried of this many of the fastest candidates, and of the fastest with each way to share the work."""
 NEAR = 1.25
 """Time of a candidate whose variants are tried, at most, in times of the fastest one."""
+OF_FIT = ("fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_reserved_gib")
+"""Columns that need a trace and rank candidates."""
 OF_MEMORY = (
     "fits", "tight", "headroom_gib", "peak_allocated_gib", "peak_allocated_error_pct", "peak_reserved_gib",
     "peak_reserved_error_pct", "moment", "mfu",
 )  # fmt: skip
 """Columns of `dsnb.predict` that need a trace."""
+OF_DECISIONS = (
+    "is_known", "basis", "is_unstable", "gpus", "kind", "gpu_name", "energy_kwh", "memory_gib",
+)  # fmt: skip
+"""Columns that decisions need beside those of `dsnb.predict`."""
 KINDS: tuple[tuple[str, ...], ...] = (
     ("strategy", "zero_stage", "tensor_parallel", "shard_size"),
     ("compile",),
@@ -97,7 +103,9 @@ class Search:
         on = self.target.hardware
         added = {}
         for one in asked:
-            on_gpu = one.model_copy(update={"device": "cuda"})
+            on_gpu = one
+            if one.device != "cuda":
+                on_gpu = one.model_copy(update={"device": "cuda"})
             added[on_gpu.name_with_model] = on_gpu
         names = list(added)
         ones = list(added.values())
@@ -124,25 +132,74 @@ class Search:
         self._tabulate()
 
     def _tabulate(self) -> None:
-        """Predict all candidates; memory by the traces that there are."""
+        """Predict what ranks the candidates; memory by the traces that there are."""
         asked = list(self.asked.values())
         tried = attempts(asked, make=False)
         self._traces = [trace if isinstance(trace, MemoryTrace) else None for trace in tried]
-        price = self.question.prices.get("")
         on = self.target.hardware
+        times_s = np.asarray(step_times(self._settings, on.constants).step_time_s)
+        rows = []
+        for one, trace, time_s in zip(asked, self._traces, times_s.tolist(), strict=True):
+            host_gib = host_memory.of_node(one, on.link)
+            row = {"host_memory_gib": host_gib, "tokens_per_s": one.tokens_per_step / time_s}
+            if trace:
+                row |= fit(one, trace, on, host_gib).columns
+            rows.append(row)
+        table = pd.DataFrame(rows, list(self.asked)).assign(step_time_s=times_s)
+        self.table = self._of_search(table, OF_FIT)
+
+    def described(self, names: Sequence[str]) -> pd.DataFrame:
+        """Return the whole prediction of some candidates, or what was measured in place of it."""
+        places = {name: place for place, name in enumerate(self.asked)}
+        chosen = [places[name] for name in names]
         table = tabulated(
-            asked, self._settings, self._traces, on, tokens=self.question.tokens, price=price
+            [self.asked[name] for name in names],
+            [self._settings[place] for place in chosen],
+            [self._traces[place] for place in chosen],
+            self.target.hardware,
+            tokens=self.question.tokens,
+            price=self.question.prices.get(""),
         )
-        table = table.set_axis(list(self.asked))
-        table = table.reindex(columns=list(dict.fromkeys([*table, *OF_MEMORY])))
+        table = self._of_search(table.set_axis(list(names)), OF_MEMORY)
+        return self._as_measured(table)
+
+    def _as_measured(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table with measured figures in place of predicted ones."""
+        if self._measured is not None:
+            measured = self._measured.reindex(
+                columns=self._measured.columns.intersection(table.columns)
+            )
+            measured = measured[measured.index.isin(table.index)]
+            table.loc[measured.index, measured.columns] = measured
+        return table
+
+    def _complete(self, result: SearchResult) -> SearchResult:
+        """Return a result whose chosen candidates have all figures, not only those that rank them."""
+        if not result.chosen:
+            return result
+        described = self.described(result.chosen)
+        known = result.table.columns
+        more = described.drop(columns=known, errors="ignore")
+        options = result.options
+        options = options.join(more.drop(columns=options.columns, errors="ignore"))
+        options = costed(options, self.question).loc[options.index]
+        first = [name for name in described if name not in OF_DECISIONS]
+        order = [*first, *(name for name in known if name not in first)]
+        table = result.table.join(more)[order]
+        return replace(result, table=table, options=options)
+
+    def _of_search(self, table: pd.DataFrame, of_memory: Sequence[str]) -> pd.DataFrame:
+        """Return predictions with the columns that decisions need; `of_memory` may be missing."""
+        on = self.target.hardware
+        table = table.reindex(columns=list(dict.fromkeys([*table, *of_memory])))
         is_cpu = self.target.device == "cpu"
         if is_cpu:  # memory is predicted for GPUs
-            table = table.assign(**dict.fromkeys(OF_MEMORY, np.nan)).assign(fits=True)
+            table = table.assign(**dict.fromkeys(of_memory, np.nan)).assign(fits=True)
         table = table.astype({"fits": object, "tight": object})  # true, false or unknown
-        self.table = table.assign(
+        return table.assign(
             is_known=table["headroom_gib"].notna() | is_cpu, basis=PREDICTED, is_unstable=False,
-            gpus=[one.gpus for one in asked], kind=CPU if is_cpu else "", gpu_name=on.gpu.name,
-            energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+            gpus=[self.asked[name].gpus for name in table.index], kind=CPU if is_cpu else "",
+            gpu_name=on.gpu.name, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"], spread_pct=np.nan,
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:
@@ -161,6 +218,10 @@ class Search:
 
     def best(self) -> SearchResult:
         """Return the best candidate."""
+        return self._complete(self.ranked())
+
+    def ranked(self) -> SearchResult:
+        """Return the best candidate with the figures that rank candidates, tracing what is needed for that."""
         while True:
             result, needed = self._choose()
             is_known = result.table["is_known"]
@@ -182,8 +243,8 @@ class Search:
             if not faster:
                 break
             self.add(faster)
-            result = self.best()
-        return result
+            result = self.ranked()
+        return self._complete(result)
 
     def _faster(self, result: SearchResult, fixed: Collection[str]) -> list[Experiment]:
         """Return variants that are predicted to be faster than all options by more than `RELEVANCE`."""
@@ -209,9 +270,7 @@ class Search:
 
     def _choose(self) -> tuple[SearchResult, list[str]]:
         """Return the best by what is known and likely so far, and the candidates that it depends on."""
-        table = self.table.copy()
-        if self._measured is not None:
-            table.loc[self._measured.index, self._measured.columns] = self._measured
+        table = self._as_measured(self.table.copy())
         is_known = table["is_known"].astype(bool)
         is_open = ~is_known & ~table.index.isin(list(self._failed))
         may_fit = is_open & self._can_fit

@@ -40,6 +40,7 @@ def test_what_is_unknown_is_asked_for(monkeypatch, tmp_path):
         ("gpt2", "--gpu", "H100"): "no speed is given",
         ("gpt2", "--gpu", "H1000", "--step-s", "1"): "unknown GPU 'H1000'",
         ("gpt2", *STATED, "--mfu", "40", "--set", "batch=2"): "unknown setting 'batch'",
+        ("gpt2", *STATED, "--mfu", "40", "--set", "program=axolotl"): "unknown setting 'program'",
         (log, "--gpu", "A100", *TRAINED): "the gpus of these runs is unknown: say --set gpus=VALUE",
         (log, *STATED, "--step-s", "1", *TRAINED): "say their speed; leave it out",
         ("gpt2", *STATED, "--step-s", "1", "--real-tokens", "-5"): "real tokens are -5 of all",

@@ -158,7 +158,8 @@ def trained_elsewhere(settings: Mapping[str, Any]) -> Experiment:
     try:
         return Experiment(**settings)
     except SettingsError as error:
-        experiment = Experiment.recorded(settings)
+        known = {name: settings[name] for name in settings if name in Experiment.model_fields}
+        experiment = Experiment.recorded(known)
         wrong = [one for one in error.problems if one not in contradictions(experiment)]
         if wrong:
             raise SettingsError(wrong) from error

@@ -28,6 +28,14 @@ LIMITS = {
 """Facts of every sentence."""
 
 
+def template(name: str) -> str:
+    """Return a template, with the facts that every sentence has."""
+    text = _TEMPLATES[name]
+    for fact, value in LIMITS.items():
+        text = text.replace(f"{{{fact}}}", value)
+    return text
+
+
 class Sentence(str):
     """A sentence of an answer: its text, and the template and the facts that it is made of.
 

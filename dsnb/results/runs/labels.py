@@ -14,7 +14,7 @@ from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.parallelism import SHARING, parallelism, parallelism_order
 from dsnb.settings.records.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
-from dsnb.settings.strategies import strategy
+from dsnb.settings.strategies import STRATEGIES
 from dsnb.settings.training import Setting, text
 
 __all__ = [
@@ -24,11 +24,12 @@ __all__ = [
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
 3"."""
+_PHRASES = {one.label: one.phrase for one in STRATEGIES.values() if one.phrase}
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
 AXES = {
     "model": DECLARED["model"],
-    PARALLELISM: Setting("parallelism", "{}", order=parallelism_order()),
+    PARALLELISM: Setting("parallelism", "{}", order=parallelism_order(), phrases=_PHRASES),
     **{
         name: DECLARED[name]
         for name in sorted(DECLARED, key=_WORK.__contains__)
@@ -106,10 +107,9 @@ def setting_parts(run: Mapping[str, Any]) -> list[str]:
         precision += " autocast"
     elif precision and run.get("mixed_precision") == "none":
         precision = f"pure {precision}"
-    chosen = strategy(run.get("strategy"))
     sharing = parallelism(run)
-    if chosen.phrase and sharing == chosen.label:
-        sharing = chosen.phrase
+    if sharing:
+        sharing = axis(PARALLELISM).describe(sharing)
     parts = [sharing, precision]
     mode = _known(run, "compile")
     if mode not in {"", "off", "false"}:

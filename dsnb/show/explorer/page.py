@@ -33,7 +33,7 @@ WITHOUT_SCRIPT = (
 def source() -> str:
     """Return the explorer's JavaScript, Vega first."""
     scripts = sorted(path for path in paths.WEB.glob("*.js") if path.stem != "widget")
-    return "\n".join([_vega(), charts(), *map(_own, scripts)])
+    return "\n".join([_vega(), charts(), *map(own, scripts)])
 
 
 def _vega() -> str:
@@ -67,7 +67,7 @@ def charts() -> str:
     return f"const CHARTS = {json.dumps(content, separators=(',', ':'))};"
 
 
-def _own(path: Path) -> str:
+def own(path: Path) -> str:
     """Return a script without comments and indentation, which saves 20 kB a page."""
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
@@ -87,16 +87,31 @@ def script() -> str:
 
 def module() -> str:
     """Return the explorer's JavaScript as a module for anywidget."""
-    return f"{source()}\n{_own(paths.WEB / 'widget.js')}"
+    return f"{source()}\n{own(paths.WEB / 'widget.js')}"
+
+
+def digest_of(text: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows a script."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def policy() -> str:
     """Return the page's Content-Security-Policy."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
+    digest = digest_of(script())
     allowed = (
         f"script-src 'sha256-{digest}' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
     )
     return f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+
+
+def inert_json(payload: Any) -> str:
+    """Return data as JSON that cannot close the element that it is in."""
+    data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # Lone surrogates, which UTF-8 cannot encode, are replaced.
+    data = data.encode("utf-8", "replace").decode()
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return data
 
 
 def fragment(payload: dict[str, Any], answer: str = "") -> str:
@@ -104,12 +119,7 @@ def fragment(payload: dict[str, Any], answer: str = "") -> str:
 
     `answer` is the HTML of the answer, for readers without JavaScript.
     """
-    data = json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    data = data.encode(
-        "utf-8", "replace"
-    ).decode()  # replaces lone surrogates, which UTF-8 cannot encode
-    for character in "<>&\u2028\u2029":
-        data = data.replace(character, f"\\u{ord(character):04x}")
+    data = inert_json(payload)
     root = f'<div class="dsnb-explorer">{answer}<p>{WITHOUT_SCRIPT}</p></div>'
     return f'<div>{root}<script type="application/json">{data}</script></div>'
 

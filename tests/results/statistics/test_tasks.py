@@ -9,7 +9,13 @@ import dsnb
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant, span
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.setting_axes import split, variants, varying, with_setting_axes
+from dsnb.results.statistics.setting_axes import (
+    named_by_setting,
+    split,
+    variants,
+    varying,
+    with_setting_axes,
+)
 from dsnb.results.statistics.tasks import is_fine_tuning, parameters, tasks
 from dsnb.show.explorer import data
 from tests.support import made_up
@@ -103,6 +109,19 @@ def test_variants_differ_in_more_than_parallelism_and_precision():
     assert list(variants(SHARED)) == [""]
     on_gpus = variants(runs.assign(device="cuda", gpu_name="H200"))
     assert "2 GPUs, sequence 100" in on_gpus
+
+
+def test_settings_are_named_by_what_tells_them_apart_and_equal_ones_share_a_name():
+    run = {"strategy": "deepspeed", "zero_stage": 1, "precision": "bf16", "gpus": 2, "sweep": "a"}
+    other = run | {"zero_stage": 3, "allocator": "default"}
+    runs = pd.DataFrame([run, run | {"sweep": "b"}, other, other | {"allocator": "expandable"}])
+    runs = runs.assign(experiment=["a", "b", "c", "d"])
+    one, same, *allocators = named_by_setting(runs)["experiment"]
+    assert one == same == "ZeRO 1"
+    assert allocators[0].startswith("ZeRO 3")
+    assert allocators[0] != allocators[1]
+    assert set(named_by_setting(runs, ["allocator"])["experiment"]) == {"ZeRO 1", "ZeRO 3"}
+    assert named_by_setting(runs.head(0)).empty
 
 
 def test_numbers_as_text():

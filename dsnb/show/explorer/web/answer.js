@@ -1,19 +1,5 @@
 // The answer, and comparisons of two settings, with data and templates of dsnb/results/answers.
 
-const PART = /\[([^[\]]*)\]/;
-const PLACE = /\{(\w+)(?::([^|}]*)\|([^}]*))?\}/g;
-
-// Fill a template with facts, as `fill` in dsnb/results/runs/templates.py does.
-const fill = (template, facts) => {
-  const isKnown = ([, name]) => (facts[name] ?? "") !== "";
-  const isFull = (text) => [...text.matchAll(PLACE)].every(isKnown);
-  let text = template;
-  while (PART.test(text)) text = text.replace(PART, (_, part) => (isFull(part) ? part : ""));
-  const noun = (name, one, more) => (String(facts[name]) === "1" ? one : more);
-  const fact = (_, name, one, more) => (one === undefined ? facts[name] : noun(name, one, more));
-  return isFull(text) ? text.replace(PLACE, fact) : "";
-};
-
 // The places in a text such as "3-5 9", as `ranges` in dsnb/show/render/decision_data.py writes them.
 const placesOf = (text) => text.split(" ").filter(Boolean).flatMap((part) => {
   const [first, last = first] = part.split("-").map(Number);
@@ -102,15 +88,11 @@ const compared = (model, name, base, other, state) => {
 
 const LEAST = { time: "days", gpu_hours: "hours", cost: "cost", memory: "memory" };
 
-// Hours, and tokens, in the largest unit of which there is at least one.
+// Hours in the largest unit of which there is at least one.
 const duration = ({ words }, hours) => {
   const [size, noun] = words.hours.find(([least]) => hours >= least) ?? words.hours.at(-1);
   const text = significant(hours / size);
   return `${text} ${noun}${text === "1" ? "" : "s"}`;
-};
-const amount = ({ words }, tokens) => {
-  const [size, word] = words.sizes.find(([least]) => tokens >= least) ?? [1, ""];
-  return `${significant(tokens / size, 6)} ${word}`.trim();
 };
 
 // The price of an hour of a kind of hardware; null if it is unknown.

@@ -98,8 +98,9 @@ class Card {
     this.tasks.value = code;
     this.form.hidden = !task;
     this.takeAway.hidden = true;
-    this.basis.hidden = !task;
+    this.title.hidden = !task?.title;
     this.kicker.textContent = "";
+    this.basis.hidden = !task;
     if (!task) {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
@@ -109,6 +110,7 @@ class Card {
     this.remarks.replaceChildren(...remarks.map((remark) => element("li", {}, remark)));
     this.basisTitle.textContent = fill(model.words.basis, { remarks: remarks.length || "" });
     this.answer = task === model.allTasks ? null : new Answer(model, task, state);
+    this.basis.hidden = !this.answer;
     if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
     else this.text.replaceChildren(element("p", {}, model.words.allTasks));
   }
@@ -116,7 +118,7 @@ class Card {
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    this.shownKinds = [...new Set(candidates.map(({ kind }) => kind))];
+    const shownKinds = candidates.map(({ kind }) => kind);
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
@@ -130,7 +132,7 @@ class Card {
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !this.shownKinds.includes(kind);
+      this.prices[index].node.hidden = !shownKinds.includes(kind);
     });
   }
 
