@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from dsnb.results.answers.card import confirmed
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.results.runs.names import short_names
@@ -53,7 +54,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         is_timed = pd.notna(summary[f"{RATE}_median"].iloc[0])
         if len(names) > 1 and is_timed and not no_rank.all():
             marks[0] = f"*{marks[0]}"
-            lines.insert(0, FASTEST)
+            lines[:0] = filter(None, [FASTEST, confirmed(named)])
         table = _texts(summary, no_rank).set_axis(names)
         table.insert(0, "", marks)
         yield ", ".join(filter(None, titles)), table, lines
@@ -72,7 +73,8 @@ def in_words(runs: pd.DataFrame) -> pd.DataFrame:
         named = settings + ", " + places
     is_clear = settings.ne("") & ~named.duplicated(keep=False)
     named = named.where(is_clear, named.index)
-    return runs.assign(experiment=runs["experiment"].map(named))
+    # a name in words has no sweep, and one that is left has it
+    return runs.assign(experiment=runs["experiment"].map(named), sweep="")
 
 
 def _footnotes(unusual: pd.DataFrame) -> list[str]:

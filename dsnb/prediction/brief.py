@@ -27,6 +27,7 @@ from dsnb.results.runs.number_text import (
 )
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import file_name
 
 WORDS = PHRASES["of_lines"]
 MAX_CHANGES = 30
@@ -96,7 +97,7 @@ def title(experiment: Experiment, question: Question, place: str, is_marked: boo
         data = labels.axis("data").describe(experiment.data)
     return line(
         "title",
-        model=nearest.model_name(experiment.model),
+        model=file_name(experiment.model),
         trained=trained,
         data=data,
         place=place,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.results.runs import sources
 from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.parallelism import SHARING, parallelism, parallelism_order
@@ -36,8 +37,8 @@ AXES = {
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),
     "program": Setting("program", "{}"),
-    "source": Setting("source", "{}"),
-    "sweep": Setting("sweep", "{}"),
+    "source": Setting("source", "{}", words=sources.TITLES),
+    "sweep": Setting("sweep", "{}", words=sources.SWEEPS),
     "status": Setting(
         "status", "{}", order=STATUSES, words={"oom": "out of memory", "nan": "loss not a number"}
     ),
@@ -95,6 +96,11 @@ def setting(run: Mapping[str, Any]) -> str:
     >>> setting({"strategy": "deepspeed", "zero_stage": 3, "precision": "bf16", "micro_batch_size": 8})
     'ZeRO 3, bf16, micro-batch 8'
     """
+    return ", ".join(setting_parts(run))
+
+
+def setting_parts(run: Mapping[str, Any]) -> list[str]:
+    """Return the parts of `setting`."""
     precision = _known(run, "precision")
     if precision and run.get("mixed_precision") == "autocast":
         precision += " autocast"
@@ -115,7 +121,7 @@ def setting(run: Mapping[str, Any]) -> str:
     accumulated = run.get("grad_accum")
     if isinstance(accumulated, int | float) and accumulated > 1:
         parts.append(f"{accumulated:g} accumulated")
-    return ", ".join(filter(None, parts))
+    return [part for part in parts if part]
 
 
 def unit(run: Mapping[str, Any]) -> str:

@@ -35,6 +35,13 @@ def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
     ]
 
 
+def test_tasks_with_few_settings_come_last():
+    many = made_up.runs(5, repeats=1, seq_len=[128]).assign(status="ok", experiment=list("abcde"))
+    few = made_up.runs(8, repeats=8, seq_len=[512]).assign(status="ok", experiment="f")
+    found = tasks(pd.concat([few, many]))
+    assert [(task.settings, len(task.runs)) for task in found] == [(5, 5), (1, 8)]
+
+
 def test_the_task_with_the_most_runs_comes_first():
     few, many = (
         made_up.runs(6, seq_len=[128], model=["gpt2"]),
@@ -142,7 +149,7 @@ def test_a_template_leaves_out_what_is_unknown(template, facts, text):
 def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
     runs = dsnb.published("lambda_1cc_opt")
     page = data.prepared(runs)
-    tokens = page.tasks
+    tokens = {title: task.tokens for title, task in page.tasks.items()}
     # 331 million parameters x 20, to two digits, and the convention for LoRA
     assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
     lora = runs[runs["model"] == "opt-13b"]

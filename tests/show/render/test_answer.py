@@ -6,8 +6,12 @@ import re
 import pandas as pd
 import pytest
 
+import dsnb
 from dsnb.base.files import plain_yaml
 from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.decide import Question, of_runs
+from dsnb.results.runs.table import as_runs
+from dsnb.results.statistics.tasks import tasks
 from dsnb.settings.params_file import combinations, validated
 from dsnb.show.render import answer, decision_data
 from tests.results.answers import test_lengths
@@ -141,6 +145,22 @@ def test_what_starts_the_best_setting_again(tmp_path):
         "tasks"
     ][0]
     assert unknown["candidates"]["take"] == {}
+    unknown = decision_data.tasks_payload(table.assign(precision=None), [0] * 2, names, [], [])
+    assumed = "Unknown of these runs, so that the files have dsnb's defaults: precision."
+    assert unknown["tasks"][0]["candidates"]["take"][0]["assumed"] == assumed
+
+
+def test_every_published_answer_has_files_for_other_programs():
+    """Of tables that state the setting."""
+    for name in ("lambda_1cc_opt", "dist_training_gpt2", "jean_zay_bloom7b"):
+        for task in tasks(dsnb.published(name)):
+            table = as_runs(task.runs)
+            names = list(table["experiment"].unique())
+            codes = [0] * (max(table.index) + 1)
+            sent = decision_data.tasks_payload(table, codes, names, [], [])["tasks"][0]
+            best = of_runs(table, Question()).options.index[0]
+            place = sent["candidates"]["experiment"].index(names.index(best))
+            assert sent["candidates"]["take"][place]["files"]
 
 
 def test_unstable_settings_are_named_with_their_slowest_and_fastest_ok_run():

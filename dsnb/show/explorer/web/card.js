@@ -1,4 +1,4 @@
-// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices.
 
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
@@ -153,7 +153,7 @@ class Card {
   filesOf({ files = {} }, of) {
     const { texts } = this.model;
     return Object.entries(files).map(([name, [first, others]]) => {
-      const lines = [first, ...texts[others].split(" ")].map((place) => texts[place]);
+      const lines = [first, ...placesOf(texts[others])].map((place) => texts[place]);
       const text = lines.map((line) => `${line}\n`).join("");
       return folded(name, copied(`${name}${of}`, text));
     });
@@ -165,6 +165,7 @@ class Card {
       ["Entry of a params file", this.model.say("take.entry", take)],
       ["Command line", this.model.say("take.command", take)],
     ].filter(([, text]) => text).map(([title, text]) => element("div", {}, element("h3", {}, title), copied(title, text)));
+    if (take.assumed) blocks.push(soft(take.assumed));
     blocks.push(...this.filesOf(take, ""));
     for (const other of others) {
       const title = `Alternative: ${other.setting || this.model.experiments.names[other.experiment]}`;
@@ -193,10 +194,3 @@ const copied = (title, text) => {
   }, { "aria-label": `Copy: ${title}` });
   return box("dsnb-copied", shown, copy);
 };
-
-// The answers to all tasks; a press on the title of a task opens it.
-const overview = (model, state, open) => model.tasks.map((task) => {
-  const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
-  const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-  return element("div", {}, title, element("p", {}, headline), soft(joined([costs, note])));
-});
