@@ -13,6 +13,7 @@ from dsnb.results.answers.sentences import Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant
 from dsnb.results.runs.table import numbers
+from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
 from dsnb.settings import programs
 from dsnb.settings.experiment import DEFAULTS
@@ -130,9 +131,12 @@ def _gain(
     if not comparable or name in comparable:
         return say("gain")
     start = min(comparable, key=rank)
+    times = option["tokens_per_s"] / options[start]["tokens_per_s"]
+    if times < 1 + RELEVANCE:
+        return say("gain")
     return say(
         "gain",
-        times=significant(option["tokens_per_s"] / options[start]["tokens_per_s"], 2),
+        times=significant(times, 2),
         start=described[start][labels.PARALLELISM],
         training=changed_training(described[start], setting),
     )

@@ -178,7 +178,7 @@ def _plan_table(plan: Answer, currency: str) -> str:
         unit = "rank"
     facts = {"unit": unit, "currency": currency.strip()}
     titles = {name: fill(title, facts) for name, title in headings.items()}
-    texts = ("experiment", "basis", "source", "GPU")
+    texts = ("setting", "basis", "source", "GPU")
     return str(number_table(shown.rename(columns=titles), texts))
 
 

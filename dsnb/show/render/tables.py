@@ -44,7 +44,8 @@ MAX_ROWS = 100
 """Maximum rows of a table in a report; the explorer has all runs."""
 MAX_VALUES = 12
 """Maximum number of listed values of a setting or of a property of the machine."""
-TEXT = ' class="text" style="text-align: left"'
+LEFT = "text-align: left"
+TEXT = f' class="text" style="{LEFT}"'
 """Attributes of cells with text: notebooks align them on the right."""
 UNBROKEN = 40
 """Maximum characters of a number with its spread, or of the name of a row, that are kept on one
@@ -183,10 +184,10 @@ def to_html(
 
 
 def _row_name(name: str) -> str:
-    style = ""
+    style = LEFT
     if len(name) <= UNBROKEN:
-        style = ' style="white-space: nowrap"'
-    return f'<th scope="row"{style}>{html.escape(name)}</th>'
+        style += "; white-space: nowrap"
+    return f'<th scope="row" style="{style}">{html.escape(name)}</th>'
 
 
 def environment(runs: pd.DataFrame) -> Html:

@@ -52,12 +52,12 @@ const shortened = (name) => {
   return `${name.slice(0, end < 0 ? LONGEST_NAME : end + 1)} …`;
 };
 
-// The experiments to name in a chart, first those that matter most: the answer, the front, and where few are shown the others in the order of
+// The experiments to name in a chart, first those that matter most: the answer, the next best, the front, and where few are shown the others in the order of
 // the answer. A name is the setting without the parts that all of these share, or the changes to the answer if they are shorter.
 const named = (model, shown, front, answer) => {
   const options = answer?.options ?? [];
   const others = shown.size > MOST_NAMED ? [] : options;
-  const experiments = [...options.slice(0, 1), ...front, ...others].map(({ experiment }) => experiment);
+  const experiments = [...options.slice(0, 2), ...front, ...others].map(({ experiment }) => experiment);
   const isKnown = (experiment) => shown.has(experiment) && model.candidates.has(experiment);
   const chosen = [...new Set(experiments)].filter(isKnown).slice(0, MOST_NAMED).map((experiment) => model.candidates.get(experiment));
   const partsOf = ({ setting, place }) => [...setting.split(", "), place];
@@ -124,7 +124,6 @@ const scatter = (model, state, filtered, selected, front, answer) => {
   });
   const missing = filtered.filter((run) => model.ok[run] && !isMeasured(run)).length;
   const notes = [
-    best ? "★ is the setting of the answer." : "",
     shared ? fill(model.words.shared, { shared }) : "",
     crosses.length ? "Crosses mark failed runs: out of memory at the minimum memory they needed, others at the bottom in no order." : "",
     missing ? `Not drawn: ${count(missing, "ok run")} without these figures.` : "", model.predictions.note(state, predicted),
@@ -133,7 +132,7 @@ const scatter = (model, state, filtered, selected, front, answer) => {
   const region = state.brush && !nominal ? [{ x: clipped("x", 0), x2: clipped("x", 1), y: clipped("y", 0), y2: clipped("y", 1) }] : [];
   const data = {
     region, points, failed: crosses, predicted, front: front.map(({ experiment }) => ({ experiment, number: ranks.get(experiment), ...spot(experiment) })),
-    names: labels, best: best ? [spot(best.experiment)] : [], corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
+    names: labels, obstacles: shown.size > MOST_NAMED ? [] : points, best: best ? [spot(best.experiment)] : [], corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: joined(notes) };
 };
