@@ -1,6 +1,5 @@
 """The short commands of `dsnb`, and the entry point."""
 
-import atexit
 import gc
 import sys
 import warnings
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from dsnb.base.errors import DsnbError, DsnbWarning, SettingsError
 from dsnb.base.files import plain_text
-from dsnb.base.system import signals
+from dsnb.base.system import interpreter, signals
 from dsnb.cli import import_, predict, probe, sweep
 from dsnb.cli.check import check as check_speed
 from dsnb.cli.predict import LinkName, TableFormat
@@ -117,7 +116,7 @@ def summary(
     else:
         print_summary(runs, format_, wide)
         if format_ is Format.table and not wide:
-            say(f"Names of the experiments: --wide. Report: dsnb report {folder}")
+            say(f"Names of the experiments: --wide. Next: dsnb report {folder}")
 
 
 def report(
@@ -235,7 +234,7 @@ def main() -> None:
     )
     signals.install_handlers()
     gc.set_threshold(100_000)  # collecting garbage takes a tenth of the time of imports
-    atexit.register(gc.freeze)  # and so does collecting it at exit
+    interpreter.end_quickly()
     try:
         sys.exit(app(standalone_mode=False) or 0)
     except UsageError as error:

@@ -268,8 +268,13 @@ def recommend(
     fits = [answer for answer in answers if len(answer.table)]
     for sentence in form.write(write, answers[0]) if write and fits else []:
         _say_lines([note(sentence)], is_data)
-    useful = {"--all": bool(fits) and not is_shown, "--why": is_one and not why}
-    useful["one --gpu for its alternatives"] = not is_one
+    useful = {
+        **_where_nothing_fits(scope, answers),
+        "--write plan": False,  # of a single answer
+        "--all": bool(fits) and not is_shown,
+        "--why": is_one and not why,
+        "one --gpu for its alternatives": not is_one,
+    }
     if write and fits:
         useful = {f"dsnb sweep {write / 'params.yaml'}": True, **useful}
     there = ""
@@ -301,6 +306,17 @@ def _print_answers(answers: Sequence[Any], why: bool, err: bool) -> None:
         if why:
             say_line("", err=err)
             _say_lines([note(sentence) for sentence in answer.sentences], err)
+
+
+def _where_nothing_fits(scope: Any, answers: Sequence[Any]) -> dict[str, bool]:
+    """Return the options that may help a model that fits with no setting."""
+    if is_params(scope.what) or any(len(answer.table) for answer in answers):
+        return {}
+    can_fit = bool(answers[0].about("least_gpus"))
+    return {
+        "--least-gpus": can_fit and not scope.least_gpus,
+        "--set lora_rank=16": "lora_rank" not in scope.settings,
+    }
 
 
 def _going_further(useful: dict[str, bool], write: Path | None, measure: int, has_gpu: bool) -> str:

@@ -34,9 +34,12 @@ class Format(StrEnum):
 
 
 def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
-    """Print the medians: the columns that fit, task by task, or all columns of all experiments."""
+    """Print the medians: the columns that fit, task by task, or all columns of all experiments.
+
+    The answer of the only task comes first, and why runs are not ok before the table of their task.
+    """
     from dsnb.cli import summary_table
-    from dsnb.results.answers import lengths
+    from dsnb.results.answers import lengths, measured
     from dsnb.results.answers.lines import SUMMARY, Line, note, text
     from dsnb.results.answers.sentences import PHRASES
     from dsnb.results.runs.labels import common_unit
@@ -47,14 +50,24 @@ def print_summary(runs: Any, format_: Format, wide: bool = False) -> None:
         table = summarize(runs, metrics="all")
         show(table, format_summary(table, common_unit(runs)), format_)
         return
-    for number, (title, table, lines) in enumerate(summary_table.blocks(runs)):
-        if number:
+    decided = measured.decisions(runs, most=2)
+    blocks = list(summary_table.blocks(runs))
+    if len(decided) == 1:
+        task, decision = decided[0]
+        say(text(measured.lines(decision, task.title), table_width()))
+    for number, (title, table, lines) in enumerate(blocks):
+        if number or len(decided) == 1:
             say("")
         heading = Line(SUMMARY, (*table.columns, "setting"))
         cells = zip(*(table[name] for name in table), table.index, strict=True)
         rows = [Line(SUMMARY, tuple(map(plain_text.line, row))) for row in cells]
-        say(text([note(title), heading, *rows], table_width()))
-        for line in lines:  # a cause from a log that is wrapped could look like a row
+        say(text([note(title)], table_width()))
+        lines.sort(key=lambda line: not line.startswith(summary_table.NOT_OK))
+        bad = sum(line.startswith(summary_table.NOT_OK) for line in lines)
+        for line in lines[:bad]:  # a cause from a log that is wrapped could look like a row
+            say_line(line)
+        say(text([heading, *rows], table_width()))
+        for line in lines[bad:]:
             say_line(line)
     if compared := lengths.sentences(runs):
         say("")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from dsnb.results.answers.card import confirmed
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import MEMORY, METRIC_LABELS
 from dsnb.results.runs.names import short_names
@@ -28,6 +29,8 @@ HEADINGS = {
 }
 """Headings of columns, shorter than elsewhere."""
 FASTEST = "* fastest of this task"
+NOT_OK = "not ok: "
+"""How a line begins that says why a run is not ok."""
 
 
 def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
@@ -53,7 +56,7 @@ def blocks(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[str]]]:
         is_timed = pd.notna(summary[f"{RATE}_median"].iloc[0])
         if len(names) > 1 and is_timed and not no_rank.all():
             marks[0] = f"*{marks[0]}"
-            lines.insert(0, FASTEST)
+            lines[:0] = filter(None, [FASTEST, confirmed(named)])
         table = _texts(summary, no_rank).set_axis(names)
         table.insert(0, "", marks)
         yield ", ".join(filter(None, titles)), table, lines
@@ -72,7 +75,8 @@ def in_words(runs: pd.DataFrame) -> pd.DataFrame:
         named = settings + ", " + places
     is_clear = settings.ne("") & ~named.duplicated(keep=False)
     named = named.where(is_clear, named.index)
-    return runs.assign(experiment=runs["experiment"].map(named))
+    # a name in words has no sweep, and one that is left has it
+    return runs.assign(experiment=runs["experiment"].map(named), sweep="")
 
 
 def _footnotes(unusual: pd.DataFrame) -> list[str]:
@@ -90,10 +94,10 @@ def _causes(runs: pd.DataFrame) -> list[str]:
     for row in bad.head(MAX_CAUSES).itertuples():
         run = "" if pd.isna(row.repeat) else f", run {row.repeat:.0f}"
         cause = "" if pd.isna(row.cause) else f", {row.cause}"
-        lines.append(f"not ok: {row.experiment}{run}: {row.status}{cause}")
+        lines.append(f"{NOT_OK}{row.experiment}{run}: {row.status}{cause}")
     if len(bad) > MAX_CAUSES:
         more = len(bad) - MAX_CAUSES
-        lines.append(f"not ok: {more} more; `dsnb report` lists every cause")
+        lines.append(f"{NOT_OK}{more} more; `dsnb report` lists every cause")
     return lines
 
 

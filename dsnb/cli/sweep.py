@@ -158,7 +158,7 @@ def sweep(
     print_summary(runs, Format.table)
     if sub_cluster:
         print_groups(runs, Format.table)
-    say(f"Report: dsnb report {planned.paths.dir}")
+    say(f"Next: dsnb report {planned.paths.dir}")
     if any(result.status != "ok" for result in results):
         raise typer.Exit(NOT_ALL_OK)
 

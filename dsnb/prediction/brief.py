@@ -14,7 +14,8 @@ from dsnb.prediction.host_memory import offloads
 from dsnb.prediction.search import Search, SearchResult
 from dsnb.results.answers import card
 from dsnb.results.answers.decide import PREDICTED, Question, is_tight, tight
-from dsnb.results.answers.lines import Line, height, line, note
+from dsnb.results.answers.lines import Line, height, line, note, split
+from dsnb.results.answers.measured import spread
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import (
@@ -22,15 +23,15 @@ from dsnb.results.runs.number_text import (
     amount,
     duration_within,
     fixed,
+    rounded,
     significant,
     supported,
 )
 from dsnb.results.statistics.intervals import RELEVANCE
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import file_name
 
 WORDS = PHRASES["of_lines"]
-MAX_CHANGES = 30
-"""Most characters of an alternative's main changes; further ones are remarks."""
 LEAST_PCT = 0.5
 """Smaller differences are rounding errors of whole per cents."""
 MAX_LINES = 9
@@ -60,7 +61,7 @@ def lines(
     if not result.chosen:
         unfit = [title, note(no_fit(search, offloaded, by_words=True))]
         if least_gpus:
-            unfit.append(note(say("least_gpus", least=least_gpus)))
+            unfit.append(note(say("enough", least=least_gpus)))
         return unfit
     best = result.options.loc[name]
     found = [title]
@@ -96,7 +97,7 @@ def title(experiment: Experiment, question: Question, place: str, is_marked: boo
         data = labels.axis("data").describe(experiment.data)
     return line(
         "title",
-        model=nearest.model_name(experiment.model),
+        model=file_name(experiment.model),
         trained=trained,
         data=data,
         place=place,
@@ -124,11 +125,13 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
     facts["rate"] = supported(shown["tokens_per_s"], error, CARD_DIGITS)
     facts["hours"] = supported(shown["gpu_hours"], error, CARD_DIGITS)
     yield line("time", **facts)
-    if best["basis"] == PREDICTED:
+    if best["basis"] != PREDICTED:
+        facts["rates"] = spread(best["spread_pct"])
+    else:
         part, share = next(iter(shares_of_step(best).items()))
         mfu = best["mfu"] * shown["tokens_per_s"] / best["tokens_per_s"]
         facts |= {"share": share, "part": WORDS["parts"].get(part, part)}
-        facts["mfu"] = fixed(100 * mfu)
+        facts["mfu"] = rounded(100 * mfu, 2)
     yield line("speed", **facts)
     room_gib = search.room_gib[str(best.name)]
     if search.target.device == "cpu" or math.isnan(best["memory_gib"]):
@@ -174,13 +177,13 @@ def _alternatives(search: Search, result: SearchResult) -> Iterator[Line]:
     options = result.options
     name, *others = result.chosen
     column = search.question.column
-    label = "Or"
+    label = WORDS["or"]
     for other in others:
         row = options.loc[other]
         worse_pct = 100 * (row[column] / options.loc[name, column] - 1)
-        main, more = _split(changes(search.asked[name], search.asked[other]))
+        main, more = split(changes(search.asked[name], search.asked[other]))
         difference = _difference(options.loc[[name, other]], worse_pct, search)
-        remarks = [_remark(options.loc[[name, other]], difference, search), *more]
+        remarks = [_remark(options.loc[[name, other]], worse_pct, difference, search), *more]
         yield line(
             "alternative",
             label=label,
@@ -192,7 +195,7 @@ def _alternatives(search: Search, result: SearchResult) -> Iterator[Line]:
         label = " "
 
 
-def _remark(pair: pd.DataFrame, difference: str, search: Search) -> str:
+def _remark(pair: pd.DataFrame, worse_pct: float, difference: str, search: Search) -> str:
     """Return why the second setting is not recommended, or what its figures rest on."""
     first, second = pair["basis"]
     if is_tight(pair.iloc[1]):
@@ -203,6 +206,8 @@ def _remark(pair: pd.DataFrame, difference: str, search: Search) -> str:
             return str(WORDS["less_simple"])
     if first != second:
         return str(second)
+    if second != PREDICTED and abs(worse_pct) < pair["spread_pct"].sum():
+        return str(WORDS["overlap"])
     return ""
 
 
@@ -218,14 +223,6 @@ def _difference(pair: pd.DataFrame, worse_pct: float, search: Search) -> str:
     if (pair["basis"] == PREDICTED).any() and not tight(pair).any():
         error = significant(doubt(pair, search)[0], 1)
     return say("difference.predicted", by=fixed(abs(worse_pct)), error=error, word=word)
-
-
-def _split(changed: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the changes that fit into a column, and the others."""
-    number = 1
-    while number < len(changed) and len(", ".join(changed[: number + 1])) <= MAX_CHANGES:
-        number += 1
-    return ", ".join(changed[:number]), list(changed[number:])
 
 
 def _certainty(search: Search, best: "pd.Series[Any]") -> Line:

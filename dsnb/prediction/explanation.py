@@ -150,7 +150,7 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
         named.pop("grad_accum", None)
     found = []
     if parallelism(then) != parallelism(first):
-        found.append(parallelism(then))
+        found.append(labels.axis(labels.PARALLELISM).describe(parallelism(then)))
     for name in named:
         if labels.has_effect(then, name):
             found.append(labels.choice(then, name))
@@ -158,7 +158,7 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
 
 
 def _by(worse_pct: float, question: Question) -> str:
-    """Return by how much a setting is worse than the recommended one, as in "5.7 % slower".
+    """Return by how much a setting is worse than the recommended one, as in "5.7 % longer".
 
     One that is better by no more than `RELEVANCE` counts as equal, and is less simple.
     """
@@ -166,8 +166,11 @@ def _by(worse_pct: float, question: Question) -> str:
         return "equal"
     if -100 * RELEVANCE <= worse_pct < 0:
         return "equal within 2 %"
-    worse, better = ("slower", "faster") if question.objective == "time" else ("worse", "better")
-    return f"{abs(worse_pct):.1f} % {better if worse_pct < 0 else worse}"
+    worse, better = PHRASES["of_lines"]["longer"][question.objective]
+    word = worse
+    if worse_pct < 0:
+        word = better
+    return f"{abs(worse_pct):.1f} % {word}"
 
 
 def _runner_up(pair: pd.DataFrame, search: Search) -> Sentence:

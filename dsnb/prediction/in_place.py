@@ -49,5 +49,6 @@ def measured_figures(
         fits=medians["n"].gt(0), peak_allocated_gib=medians["memory_gib"], peak_allocated_error_pct=math.nan,
         peak_reserved_gib=math.nan, peak_reserved_error_pct=math.nan, tight=False, tokens_per_s_error_pct=math.nan,
         tokens_per_s_low=math.nan, tokens_per_s_high=math.nan,
+        spread_pct=medians["spread_pct"].where(medians["n"] > 1),
         outside="",
     )  # fmt: skip

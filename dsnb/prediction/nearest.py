@@ -22,6 +22,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.results.runs.labels import count
 from dsnb.results.runs.number_text import fixed
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import file_name
 
 FILE = Path(__file__).with_name("measured_runs.csv")
 WEIGHTS = {name: row[0] for name, row in tuned.rows(tuned.TUNED["distance"]).items()}
@@ -90,7 +91,7 @@ def features(
         offload = f"offload {experiment.offload}"
     traits = {
         "gpu": gpu.name,
-        "model": model_name(experiment.model),
+        "model": file_name(experiment.model),
         "family": model.family,
         "strategy": experiment.label,
         "precision": precision,
@@ -111,14 +112,6 @@ def features(
         "tokens": experiment.micro_batch_tokens,
     }
     return traits, numbers
-
-
-def model_name(model: str) -> str:
-    """Return a preset, or the name of a configuration's file or folder."""
-    path = Path(model)
-    if path.name == "config.json":
-        path = path.parent
-    return path.name.removesuffix(".json")
 
 
 @cache

@@ -167,12 +167,17 @@ def by_setting(runs: pd.DataFrame, link: Link) -> list[MeasuredSetting]:
 
 def _is_known(row: Mapping[Any, Any]) -> bool:
     """Return whether a run's row has what its prediction depends on."""
+    if unknown_columns(row):
+        return False
+    return programs.has_defaults(row) or not known.unknown(Experiment.of_row(row))
+
+
+def unknown_columns(row: Mapping[Any, Any]) -> list[str]:
+    """Return the settings that must be known and that a run's row does not have."""
     required = [*REQUIRED_COLUMNS, *(name for name in REQUIRED_IF_COLUMNS if name in row)]
     if "zero_stage" in row and not strategy(row.get("strategy")).has_zero_stages:
         required.remove("zero_stage")
-    if any(labels.text(row.get(name)) == "-" for name in required):
-        return False
-    return programs.has_defaults(row) or not known.unknown(Experiment.of_row(row))
+    return [name for name in required if labels.text(row.get(name)) == "-"]
 
 
 def experiment_of(row: Mapping[str, Any]) -> Experiment | None:

@@ -7,7 +7,7 @@ it, and return an `Answer`. Predicted settings are given ones, or all of
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import Budget, Target, usual_tokens
 from dsnb.prediction.traces import traces
 from dsnb.results.answers import card
+from dsnb.results.answers import measured as by_runs
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import (
     BASES,
     CPU,
     PREDICTED,
-    Decision,
     Question,
     candidates,
     decide,
@@ -49,7 +49,7 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.labels import count
 from dsnb.results.runs.number_text import amount, significant
-from dsnb.results.runs.templates import fill
+from dsnb.results.runs.table import named_runs
 from dsnb.results.statistics.tasks import is_fine_tuning, settings_of, tasks
 from dsnb.settings.experiment import Experiment
 
@@ -60,7 +60,7 @@ FORECAST = [
 ]  # fmt: skip
 """Columns of the tables of `forecast`."""
 OF_SEARCH = [
-    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis",
+    "is_known", "is_unstable", "gpus", "gpu_name", "kind", "energy_kwh", "memory_gib", "basis", "spread_pct",
 ]  # fmt: skip
 """Columns of a search that recommendations leave out."""
 OF_PREDICTIONS = ("step_time_error_pct", "own_low", "own_high", "others_low", "others_high")
@@ -372,38 +372,20 @@ def measured_plans(
     for task in tasks(runs):
         usual = task.parameters, is_fine_tuning(task.runs)
         settings = candidates(task.runs, power_w)
+        named = named_runs(task.runs)
         decisions = {}
         for objective in PHRASES["plan"]:
             question = Question(tokens or 0, objective, prices=prices or {}, currency=currency)
-            decisions[objective] = decide(settings, question, *usual)
-        sentences = list(_least(decisions, card.memory_name(task.runs)))
+            decisions[objective] = replace(decide(settings, question, *usual), runs=named)
+        sentences = list(by_runs.sentences(decisions, card.memory_name(task.runs)))
         if sentences and not tokens:
             sentences.append(say("assumed", what=usual_tokens(*usual)))
+        lines = by_runs.lines(decisions["time"], task.title, decisions)
         table = decisions["time"].table
         gpu_names = table["gpu_name"].astype(object).mask(table["kind"] == CPU, CPU)
         table = table.assign(gpu_name=gpu_names).rename_axis("experiment").reset_index()
-        plans.append(Answer(task.title, table, tuple(sentences)))
+        plans.append(Answer(task.title, table, tuple(sentences), lines=tuple(lines)))
     return plans
-
-
-def _least(decisions: Mapping[str, Decision], memory: str) -> Iterator[Sentence]:
-    """Yield the best setting of each objective, or that none is fast enough; and how many are too unstable to rank."""
-    fastest = decisions["time"]
-    if fastest.is_beyond:
-        facts = card.figures(fastest.options.iloc[0], fastest.question)
-        yield say("beyond", what="measured setting", **facts)
-        yield say("needed", **card.needed_gpus(fastest.options, fastest.question))
-    named: set[object] = set()
-    for objective, decision in decisions.items():
-        if decision.options.empty or decision.is_beyond or fastest.is_beyond:
-            continue
-        best = decision.options.iloc[0]
-        facts = card.figures(best, decision.question, memory)
-        what = fill(PHRASES["plan"][objective], facts)
-        yield say("plan.again" if best.name in named else "plan", what=f"{what}:", **facts)
-        named.add(best.name)
-    if fastest.unstable:
-        yield say("note.unstable", unstable=fastest.unstable)
 
 
 def forecast(

@@ -199,7 +199,7 @@ class Search:
         return table.assign(
             is_known=table["headroom_gib"].notna() | is_cpu, basis=PREDICTED, is_unstable=False,
             gpus=[self.asked[name].gpus for name in table.index], kind=CPU if is_cpu else "",
-            gpu_name=on.gpu.name, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"],
+            gpu_name=on.gpu.name, energy_kwh=np.nan, memory_gib=table["peak_allocated_gib"], spread_pct=np.nan,
         )  # fmt: skip
 
     def trace(self, names: Sequence[str]) -> None:

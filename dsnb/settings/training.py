@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -25,6 +26,18 @@ LONG = 100_000
 """Smallest number whose thousands are grouped."""
 GENERAL = {"default": "default", "none": "no", "-": "unknown"}
 """Labels with one meaning in all settings, and the word for it in front of a setting's title."""
+
+
+def file_name(path: str) -> str:
+    """Return the name of a configuration's file or folder; other names are returned as they are.
+
+    >>> file_name("params/mixtral-8x100m.json"), file_name("models/olmo/config.json"), file_name("gpt2")
+    ('mixtral-8x100m', 'olmo', 'gpt2')
+    """
+    place = PurePath(path)
+    if place.name == "config.json":
+        place = place.parent
+    return place.name.removesuffix(".json") or path
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,8 @@ class Setting:
     assumed where they are unknown."""
     usual: object = None
     """The value to omit; None for none."""
+    is_file: bool = False
+    """Whether a value may be the path of a file, which is shown by its name."""
 
     @classmethod
     def of(cls, name: str, about: FieldInfo) -> Self:
@@ -87,6 +102,8 @@ class Setting:
     def label(self, value: object) -> str:
         """Return the name of a value below the setting's title, as in a legend or a table."""
         shown = text(value)
+        if self.is_file:
+            shown = file_name(shown)
         if isinstance(value, bool):
             shown = self.words.get(shown, "on" if value else "off")
         elif isinstance(value, int) and abs(value) >= LONG:

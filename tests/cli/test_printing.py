@@ -174,7 +174,11 @@ def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     shown = capsys.readouterr().out
     assert "* zs" not in shown  # nothing is best
     causes = [f"not ok: zs{stage}, run 1: oom, [red]no room[/]?[31m" for stage in range(3)]
-    assert shown.splitlines()[-4:] == [*causes, "not ok: 2 more; `dsnb report` lists every cause"]
+    lines = shown.splitlines()
+    place = lines.index(causes[0])
+    more = "not ok: 2 more; `dsnb report` lists every cause"
+    assert lines[place : place + 4] == [*causes, more]  # before the table
+    assert lines[place + 4].split() == ["runs", "setting"]
 
 
 def test_unusual_runs_have_a_mark_and_a_footnote(runs):

@@ -26,4 +26,4 @@ def test_the_exit_code_is_3_if_a_run_is_not_ok(monkeypatch, tmp_path, statuses, 
     words = ("sweep", tmp_path / "two.yaml", "--output", tmp_path / "out")
     code, out, _ = dsnb(monkeypatch, *words)
     assert code == exit_code
-    assert out.endswith(f"Report: dsnb report {tmp_path / 'out'}\n")
+    assert out.endswith(f"Next: dsnb report {tmp_path / 'out'}\n")

@@ -3,8 +3,9 @@
 import pytest
 
 from dsnb.prediction import brief, ratio_errors
+from dsnb.prediction.explanation import LIMITS
 from dsnb.prediction.search import SearchResult
-from dsnb.results.answers.lines import height
+from dsnb.results.answers.lines import height, text
 from tests.prediction.made_up import given, searching, trace_nothing
 
 STAGES = [given(zero_stage=stage, gpus=8) for stage in (0, 1, 3)]
@@ -109,3 +110,91 @@ def test_names_of_experiments_are_in_no_line():
     found = [*brief.lines(fitting, fitting.best()), *brief.lines(too_large, nothing)]
     assert not [cell for one in found for cell in one.cells if "_zs" in cell]
     assert found[-1].cells[0].startswith("No setting fits: the smallest, ZeRO ")
+
+
+PARTS = {part: 0.0 for parts in LIMITS.values() for part in parts}
+FIGURES = {
+    **PARTS, "matmul_s": 3.0, "host_s": 1.0, "step_time_s": 4.0, "mfu": 0.42, "outside": "",
+    "tokens_per_s_low": 8e4, "tokens_per_s_high": 2e5, "tokens_per_s_error_pct": 10.0,
+    "peak_allocated_error_pct": 0.6,
+}  # fmt: skip
+"""A step of four seconds, three of them products."""
+CELL = "  speed     100,000 tokens/s  80,000 to 200,000  42 % MFU; 75 % of time is matmuls and attention"
+
+
+def shown(search, width=100, **options):
+    """Return the text of an answer but for its last lines, on the nearest run."""
+    whole = text(brief.lines(search, search.best(), **options), width)
+    return whole.split("\nPredicted, not run")[0].splitlines()
+
+
+def test_a_setting_that_fits_is_shown_in_aligned_lines_at_80_and_100_columns():
+    """A billion tokens at 100,000 a second are 2.78 hours; ZeRO 3 is a quarter slower."""
+    search = searching([STAGES[1], STAGES[2]], [1e5, 8e4], **FIGURES)
+    (error,) = {cells[1].split()[2] for cells in alternatives(search)}
+    options = {"assumed": ["tokens"], "least_gpus": 2}
+    assert shown(search, **options) == [
+        "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step *",
+        "Train with  ZeRO 1, bf16, micro-batch 8",
+        "  time      2.8 hours         1 to 4             22.2 GPU-hours",
+        CELL,
+        "  memory    50 of 138 GiB     ± 0.3              87.6 GiB left; 2 GPUs have enough memory, too",
+        f"Or          ZeRO 3  25 ± {error} % longer  50 GiB",
+    ]
+    assert shown(search, 80, **options) == [
+        "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step *",
+        "Train with  ZeRO 1, bf16, micro-batch 8",
+        "  time      2.8 hours         1 to 4             22.2 GPU-hours",
+        "  speed     100,000 tokens/s  80,000 to 200,000  42 % MFU; 75 % of time is",
+        "                                                 matmuls and attention",
+        "  memory    50 of 138 GiB     ± 0.3              87.6 GiB left; 2 GPUs have",
+        "                                                 enough memory, too",
+        f"Or          ZeRO 3  25 ± {error} % longer  50 GiB",
+    ]
+    assert shown(search, 140, **options) == shown(search, **options)
+
+
+def test_a_tie_is_decided_for_the_simpler_setting():
+    search = searching(STAGES[:2], [1e5, 1.01e5], **FIGURES)
+    assert shown(search)[-1] == "Or          ZeRO 1  equal  50 GiB  less simple"
+
+
+def test_offload_needs_host_memory_which_comes_first_where_it_is_unknown():
+    asked = [given(zero_stage=2, gpus=8, offload="optimizer-cpu")]
+    search = searching(asked, [1e5], **FIGURES)
+    first, second, *_, memory = shown(search)[1:]
+    assert first == "Whether the host has 43 GiB is unknown (--host-memory)."
+    assert second == "Train with  ZeRO 2, bf16, optimizer on the CPU, micro-batch 8"
+    assert memory.endswith("87.6 GiB left; 43 GiB of host memory")
+
+
+def test_lora_is_in_the_title_and_recomputation_is_said_once():
+    settings = {"lora_rank": 16, "activation_checkpointing": True, "checkpoint_every": 2}
+    search = searching([given(strategy="plain", gpus=1, **settings)], [1e5], **FIGURES)
+    assert shown(search)[:2] == [
+        "opt-1.3b with LoRA on 1 H200: 1 billion tokens, 8 sequences of 2,048 a step",
+        "Train with  the plain loop, bf16, LoRA rank 16, one block in two recomputed, micro-batch 8",
+    ]
+
+
+def test_what_does_not_fit_is_the_first_news():
+    asked = [given(zero_stage=stage, gpus=8) for stage in (1, 3)]
+    sizes = {"peak_allocated_gib": [150.0, 145.5], "headroom_gib": [-12.4, -7.9]}
+    search = searching(asked, 100.0, fits=False, **sizes)
+    assert shown(search, least_gpus=16, offloaded=True) == [
+        "opt-1.3b on 8 H200: 1 billion tokens, 64 sequences of 2,048 a step",
+        "No setting fits, offloaded or not: the smallest, ZeRO 3, bf16, micro-batch 8, needs 145.5 of 137.6",
+        "GiB.",
+        "It fits on 16 such GPUs without offload.",
+    ]
+
+
+def test_measured_figures_have_the_spread_of_their_runs():
+    asked = STAGES[:2]
+    measured = {"basis": "measured", "spread_pct": [3.0, 6.0]}
+    near = searching(asked, [1e5, 9.5e4], **measured)
+    far = searching(asked, [1e5, 5e4], **measured)
+    assert lines(near)["speed"].cells[1:] == ("100,000 tokens/s", "± 3.0 %", "")
+    assert alternatives(near)[0][1:] == ("5 % longer", "50 GiB", "their runs overlap")
+    assert alternatives(far)[0][-1] == ""
+    assert lines(near)["measured"].cells[0].startswith("Measured, not predicted")

@@ -39,7 +39,7 @@ def test_alternatives_are_compared_with_the_recommended_one():
     alternatives = [one for one in said(search) if one.startswith("Alternative: ")]
     assert alternatives == [
         "Alternative: ZeRO 1: equal within 2 %, 50 GiB.",
-        "Alternative: ZeRO 3: 25.0 % slower, 50 GiB, memory is tight.",
+        "Alternative: ZeRO 3: 25.0 % longer, 50 GiB, memory is tight.",
     ]
 
 
@@ -81,7 +81,7 @@ def test_memory_is_compared_within_the_error_of_memory(error_pct, words):
     sizes = {"memory_gib": [50.0, 55.0], "peak_allocated_gib": [50.0, 55.0]}
     search = searching(asked, [100.0, 100.0], "memory", **errors, **sizes)
     (second,) = [one for one in said(search) if one.startswith("Runner-up: ")]
-    assert f"10.0 % worse, {words} the error of {error_pct} %" in second
+    assert f"10.0 % more memory, {words} the error of {error_pct} %" in second
 
 
 def test_a_way_of_sharing_is_out_of_reach_if_its_smallest_setting_is():

@@ -94,9 +94,9 @@ def test_the_doubt_about_a_choice_is_the_error_of_ratios_and_says_of_which(monke
     error = "7.0 %, the mean error of predicted ratios of two settings that are both limited by the GPU (118 pairs)"
     first, other = (given(micro_batch_size=size, gpus=8).name_with_model for size in (9, 8))
     assert second(8, 9).startswith(f"Runner-up: {other} (predicted), ")
-    assert second(8, 9).endswith(f" % slower, within {error}: run {first} and {other} to decide.")
-    assert second(8, 32).endswith(f" % slower, more than {error}.")
-    assert " % worse, more than the error of " in second(8, stages=(0, 3), objective="memory")
+    assert second(8, 9).endswith(f" % longer, within {error}: run {first} and {other} to decide.")
+    assert second(8, 32).endswith(f" % longer, more than {error}.")
+    assert " % more memory, more than the error of " in second(8, stages=(0, 3), objective="memory")
 
 
 def test_a_task_of_which_nothing_fits_is_refused_and_the_others_are_answered():
@@ -216,12 +216,12 @@ def test_how_sure_it_is_depends_on_what_was_measured():
     others = [other for other in (0, 1, 3) if other != stage]
     close = of_runs(measured(0.97 * rate, others[0]))[1]
     assert (
-        f"3.1 % slower, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec"
+        f"3.1 % longer, within the error of {best['tokens_per_s_error_pct']:.1f} %: run {best.name} to dec"
         in close
     )
     both = of_runs(measured(2 * rate, others[0]), measured(1.9 * rate, others[1]))[1]
-    assert "5.3 % slower; both were measured, and 20_compare shows" in both
-    assert "100.0 % slower, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
+    assert "5.3 % longer; both were measured, and 20_compare shows" in both
+    assert "100.0 % longer, more than the error of" in of_runs(measured(2 * rate, others[0]))[1]
     ((unseen,), _) = forecast({**STAGES, "gpus": 512}, "H200", link="ib:400")
     assert unseen.sentences[-2].startswith("Less certain than usual: ")
 
@@ -401,7 +401,7 @@ def test_a_model_is_answered_with_its_limit_its_alternatives_and_what_is_out_of_
     found = dsnb.recommend("opt-1.3b", "A10", gpus=8, tokens=1e10)
     said = "\n".join(found.sentences)
     assert re.search(r"\nA step takes [\d.]+ s: \d+ % [a-z ]+(, \d+ % [a-zA-Z ]+)+\.\n", said)
-    assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % slower|equal), [\d.]+ GiB\.", said)) in {
+    assert len(re.findall(r"\nAlternative: .+: (?:[\d.]+ % longer|equal), [\d.]+ GiB\.", said)) in {
         2,
         3,
     }
@@ -448,7 +448,9 @@ def test_where_only_offload_fits_it_is_recommended(monkeypatch):
         "opt-1.3b", "T4", gpus=1, tokens=1e10, settings={"memory_limit_gib": 0.1}
     )
     assert nothing.table.empty
-    assert nothing.sentences[0].startswith("No setting fits, offloaded or not: opt-1.3b_")
+    assert nothing.sentences[0].startswith(
+        "No setting fits, offloaded or not: the smallest, opt-1.3b_"
+    )
 
 
 def test_a_params_file_is_what_to_choose_from(tmp_path):

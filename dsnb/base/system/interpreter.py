@@ -37,6 +37,15 @@ def ask(module: str, *words: str, given: str = "", timeout_s: float = 120) -> An
         return None
 
 
+def end_quickly() -> None:
+    """Let this process collect no garbage at its end, which takes seconds after torch was imported."""
+    # Not at the top, as in `ask`.
+    import atexit
+    import gc
+
+    atexit.register(gc.freeze)
+
+
 def drop_current_folder() -> None:
     """Remove the folder that `python -m` has put on `sys.path`; for modules that run as programs."""
     if sys.flags.safe_path:

@@ -21,7 +21,7 @@ import psutil
 
 from dsnb.base.errors import DsnbError
 from dsnb.base.files import json_files
-from dsnb.base.system import hardware, launch_clock, signals
+from dsnb.base.system import hardware, interpreter, launch_clock, signals
 from dsnb.base.system.processes import kill_family
 from dsnb.measure.launcher import code, environment
 from dsnb.measure.launcher.folder import existing_part
@@ -227,4 +227,5 @@ def busy_gpu(indexes: list[int], wait_s: float = GPU_FREE_TIMEOUT_S) -> str | No
 
 
 if __name__ == "__main__":
+    interpreter.end_quickly()
     sys.exit(main())

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dsnb.base.system import interpreter
 from dsnb.settings import deepspeed_keys
 from dsnb.settings.checks import closest_match
 
@@ -168,5 +169,6 @@ def abilities() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    interpreter.end_quickly()
     answer = check(int(sys.argv[1]), json.loads(sys.stdin.read())) if sys.argv[1:] else abilities()
     print(json.dumps(answer))

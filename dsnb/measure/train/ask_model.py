@@ -9,6 +9,7 @@ import json
 import os
 import sys
 
+from dsnb.base.system import interpreter
 from dsnb.settings import checks
 from dsnb.settings.experiment import Experiment
 
@@ -56,5 +57,6 @@ def _is_quick(experiment: Experiment) -> bool:
 
 
 if __name__ == "__main__":
+    interpreter.end_quickly()
     asked = [Experiment.recorded(settings) for settings in json.loads(sys.stdin.read())]
     print(json.dumps([problems(experiment) for experiment in asked]))

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from dsnb.base.system import interpreter
+
 
 def die_with(owner: psutil.Process) -> None:
     """Kill this process group when `owner` ends; `psutil` detects a reused process ID."""
@@ -68,4 +70,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    interpreter.end_quickly()
     sys.exit(main())

@@ -10,6 +10,7 @@ from dsnb.prediction.check.claims import Claim
 from dsnb.prediction.check.gaps import CHECK, Case, Gap, gaps
 from dsnb.prediction.check.setup import Setup
 from dsnb.results.runs.labels import count
+from dsnb.settings.training import file_name
 
 MOST_SHOWN = 4
 MOST_GAPS = 6
@@ -129,7 +130,7 @@ def _training(claim: Claim, setup: Setup, rate: float) -> str:
     """Return the training and its speed in one line."""
     experiment = setup.experiment
     parts = [
-        nearest.model_name(claim.model or experiment.model),
+        file_name(claim.model or experiment.model),
         f"{count(experiment.gpus, 'GPU')} {setup.gpu.name}",
         experiment.label,
         f"{experiment.micro_batch_size} x {experiment.seq_len:,} tokens",

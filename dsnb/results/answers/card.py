@@ -13,7 +13,6 @@ import pandas as pd
 from dsnb.base.formulas.planning import gpus_needed
 from dsnb.results.answers.decide import (
     CPU,
-    FEWEST_SETTINGS,
     PUBLISHED,
     Decision,
     Question,
@@ -21,6 +20,7 @@ from dsnb.results.answers.decide import (
     first_runs,
     is_tight,
     memory_figure,
+    of_runs,
     worsening,
 )
 from dsnb.results.answers.evidence import changed_training, evidence
@@ -28,10 +28,12 @@ from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant, span
+from dsnb.results.runs.sources import DATA
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
 from dsnb.results.statistics.intervals import CLEAR, MIN_RUNS, Verdict
 from dsnb.results.statistics.setting_axes import varying, with_setting_axes
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS
 
 PARTS = ("kicker", "headline", "costs", "gain", "note", "following", "edge", "basis")
 """Roles of a card's sentences, in the order of the card."""
@@ -91,17 +93,36 @@ def sentences(decision: Decision) -> Iterator[Sentence]:
         yield say("costs.beyond", **best | needed | {"by": by["setting"] or by["name"]})
         yield say("headline.beyond", **_facts(decision, options["days"].idxmin()))
         return
-    kicker = {"best": fill(PHRASES["best"][question.objective], best)}
-    if len(options) > 1:
-        kicker["options"] = fixed(len(options))
-    if options["basis"].nunique() == 1:
-        kicker["basis"] = best["basis"]
-    yield say("kicker", **kicker)
+    yield _kicker(decision, best)
     yield say("costs", **best | {"cost": best["cost"] or say("no_cost")})
     headline = "headline"
     if decision.is_few:
         headline = "headline.few"
     yield say(headline, **best, settings=len(decision.table), needed=FEWEST_SETTINGS)
+
+
+def confirmed(runs: pd.DataFrame) -> Sentence:
+    """Return the fastest setting of many runs, and the faster one of a few; empty unless there are both."""
+    decision = of_runs(runs, Question())
+    if decision.options.empty or decision.is_few or not decision.is_by_repeats:
+        return say("confirmed")
+    facts = _facts(decision, decision.options.index[0])
+    return say("confirmed", following=_following(decision, facts["unit"]), **facts)
+
+
+def _kicker(decision: Decision, best: Mapping[str, Any]) -> Sentence:
+    """Return among how many settings this is the best one; if its runs put it first, among those with as many."""
+    compared = len(decision.options)
+    role = "kicker"
+    if decision.is_by_repeats:
+        compared = decision.confirmed
+        role = "kicker.confirmed"
+    facts = {"best": fill(PHRASES["best"][decision.question.objective], best), "n": best["n"]}
+    if compared > 1:
+        facts["options"] = fixed(compared)
+    if decision.options["basis"].nunique() == 1:
+        facts["basis"] = best["basis"]
+    return say(role, **facts)
 
 
 def _facts(decision: Decision, name: object) -> dict[str, Any]:
@@ -167,13 +188,17 @@ def within_range(option: "pd.Series[Any]") -> "pd.Series[Any]":
 
 def setting_texts(run: Mapping[str, Any]) -> dict[str, str]:
     """Return a setting in words: model, setting, place, unit of hardware, origin of its figures."""
-    model = labels.text(run.get("model"))
+    model = labels.axis("model").label(run.get("model"))
     source = labels.text(run.get("source"))
-    origin = "measured"
+    name = source.removeprefix(SOURCE)
+    by = ""
+    if name in DATA:
+        by = DATA[name].by
+    origin = say("origin")
     if is_own(source):
-        origin = f"measured with dsnb, published as {source.removeprefix(SOURCE)}"
+        origin = say("origin.own", title=DATA[name].title)
     elif basis(source) == PUBLISHED:
-        origin = "published, not measured here"
+        origin = say("origin.published", by=by)
     if model == "-":
         model = ""
     return {
@@ -234,9 +259,6 @@ def _notes(decision: Decision, unit: str) -> Iterator[Sentence]:
         yield say("note.too_slow", too_slow=fixed(decision.too_slow))
     if decision.unstable:
         yield say("note.unstable", unstable=fixed(decision.unstable))
-    if decision.is_by_repeats:
-        relevance = f"{significant(100 * decision.question.relevance)} %"
-        yield say("note.by_repeats", relevance=relevance)
     if decision.is_few:
         yield few_settings(decision.runs, decision.table)
 
@@ -312,13 +334,20 @@ def _following(decision: Decision, unit: str) -> Sentence:
     row = decision.difference
     if row is not None and not pd.isna(row["change_pct"]):
         facts["difference"] = _difference(row, decision, unit)
+        facts["size"] = _size(row, decision, unit)
     more_gib = pair["memory_gib"].iloc[1] - pair["memory_gib"].iloc[0]
     if abs(more_gib) >= SHOWN_GIB:  # false where it is unknown
         facts["gib"] = significant(abs(more_gib))
         facts["more"] = "less"
         if more_gib > 0:
             facts["more"] = "more"
-    return say("following", **facts)
+    if not decision.is_by_repeats:
+        return say("following", **facts)
+    n = int(pair["n"].iloc[1])
+    several = ""
+    if n > 1:
+        several = str(n)
+    return say("following.perhaps", n=n, several=several, **facts)
 
 
 def _changes(decision: Decision) -> str:
@@ -339,23 +368,29 @@ def _changes(decision: Decision) -> str:
     return say("changes.place", place=place)
 
 
-def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentence:
-    """Return how much worse the mean of the second option is, with its interval; with too few runs, its median."""
+def _size(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentence:
+    """Return how much worse the mean of the second option is; with too few runs, its median."""
     objective = decision.question.objective
     worse = worsening(row["change_pct"], objective)
     is_better = int(worse <= -EQUAL_PCT)
-    is_few = row["verdict"] == Verdict.TOO_FEW
     facts: dict[str, Any] = {
         "by": f"{significant(abs(worse), 2)} %",
         "worse": fill(PHRASES["worse"][objective][is_better], {"unit": unit}),
     }
     if abs(worse) < EQUAL_PCT:
         facts["by"] = "no"
-    if not is_few:
+    if row["verdict"] != Verdict.TOO_FEW:
         facts["mean"] = PHRASES["by_mean"][is_better]
-    size = say("size", **facts)
+    return say("size", **facts)
+
+
+def _difference(row: "pd.Series[Any]", decision: Decision, unit: str) -> Sentence:
+    """Return how much worse the second option is, and how certain that is."""
+    objective = decision.question.objective
+    worse = worsening(row["change_pct"], objective)
+    size = _size(row, decision, unit)
     name = f"difference.{row['verdict']}"
-    if not is_few:
+    if row["verdict"] != Verdict.TOO_FEW:
         flip = 1
         if worse < 0:
             flip = -1

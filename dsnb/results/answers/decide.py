@@ -24,7 +24,7 @@ from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import rules_of, table_of
 from dsnb.results.statistics.intervals import MIN_RUNS, RELEVANCE
 from dsnb.results.statistics.summary import unstable
-from dsnb.results.statistics.tasks import is_fine_tuning, parameters
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS, is_fine_tuning, parameters
 from dsnb.settings.records.paths import PROBE
 
 OBJECTIVES = {"time": "days", "gpu_hours": "gpu_hours", "cost": "cost", "memory": "memory_gib"}
@@ -36,9 +36,6 @@ CPU, UNKNOWN_GPU = "CPU", "GPU"
 WORTH_ROOM = 0.05
 """How much worse than a setting whose memory is tight another one with room may be, and is still
 recommended."""
-FEWEST_SETTINGS = 5
-"""Settings of a task below which none is recommended: the best of a few may be far from the
-best."""
 BASES = MEASURED, PUBLISHED, PREDICTED = "measured", "published", "predicted"
 """The basis of a candidate's figures."""
 
@@ -292,10 +289,15 @@ class Decision:
 
     @property
     def is_by_repeats(self) -> bool:
-        """Whether the first option is there for its repeats, although another one with room is slightly better."""
+        """Whether the first option is there for its repeats, although another one with room may be better."""
         values = self.options[self.question.column]
         with_room = values[~tight(self.options)]
         return len(with_room) > 0 and bool(values.iloc[0] > with_room.min())
+
+    @property
+    def confirmed(self) -> int:
+        """The number of options with `MIN_RUNS` runs or more."""
+        return int((self.options["n"] >= MIN_RUNS).sum())
 
     @property
     def gpus(self) -> list[int]:
@@ -319,7 +321,15 @@ def worsening(change_pct: float, objective: str) -> float:
 def may_be_best(
     table: pd.DataFrame, by: Sequence[str] = ("gpus", "kind", "global_batch")
 ) -> list[object]:
-    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out."""
+    """Return the candidates on the Pareto front of speed and memory within each `by`; unstable ones are left out.
+
+    Those on the front of all that have `MIN_RUNS` runs are among them, as they may come first.
+    """
+    repeated = table[table["n"] >= MIN_RUNS]
+    return list(dict.fromkeys([*_front(table, by), *_front(repeated, by)]))
+
+
+def _front(table: pd.DataFrame, by: Sequence[str]) -> list[object]:
     stable = table[~table["is_unstable"].astype(bool)]
     fastest = stable.sort_values("tokens_per_s", ascending=False, kind="stable")
     memory = fastest["memory_gib"].where(fastest["memory_gib"] > 0)
@@ -331,9 +341,17 @@ def may_be_best(
 
 
 def decide(
-    table: pd.DataFrame, question: Question, parameters: float = 0, fine_tuning: bool = False
+    table: pd.DataFrame,
+    question: Question,
+    parameters: float = 0,
+    fine_tuning: bool = False,
+    doubted: float = 1.0,
 ) -> Decision:
-    """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one."""
+    """Rank the candidates of a task; without `parameters` (0), the default number of tokens is a round one.
+
+    `doubted` is the ratio up to which a better setting with few runs comes after one with enough; gains of less than
+    `Question.relevance` always do.
+    """
     if not question.tokens:
         tokens = planning.usual_tokens(parameters, fine_tuning)
         question = replace(question, tokens=tokens, are_tokens_assumed=True)
@@ -344,18 +362,18 @@ def decide(
     options = stable[stable["days"] <= question.max_days]
     if question.objective == "time" or options.empty:
         options = stable
-    options = _ranked(options, question)
+    options = _ranked(options, question, doubted)
     too_slow = len(stable) - len(options)
     return Decision(question, table, options, too_slow, len(available) - len(stable))
 
 
-def _ranked(options: pd.DataFrame, question: Question) -> pd.DataFrame:
+def _ranked(options: pd.DataFrame, question: Question, doubted: float) -> pd.DataFrame:
     """Return sorted options, the recommended one first.
 
     The tight ones come last if another that is at most 5 % worse has room: where the GPU has no
     room for what torch reserves, a run took twice the predicted time (OLMo-2 7B, FSDP, four H100).
-    One with `MIN_RUNS` runs comes before a better one with fewer if the gain is irrelevant: a
-    single run that is 1 % faster is no reason to prefer its setting to one that was repeated.
+    One with `MIN_RUNS` runs comes before a better one with fewer if the gain is irrelevant or
+    `doubted`: a single run is no reason to prefer its setting to one that was repeated.
     `web/answer.js` has the same rule. Predictions have no runs.
     """
     values = options[question.column]
@@ -366,7 +384,8 @@ def _ranked(options: pd.DataFrame, question: Question) -> pd.DataFrame:
         values = options[question.column]
     runs = numbers(options, "n")
     is_repeated = runs >= MIN_RUNS
-    is_sure = is_repeated & (values * (1 - question.relevance) <= values.head(1).max())
+    most = max(doubted, 1 / (1 - question.relevance)) * values.head(1).max()
+    is_sure = is_repeated & (values <= most)
     if (runs.head(1) < MIN_RUNS).any() and is_sure.any():
         is_first = options.index == is_sure.idxmax()
         return pd.concat([options[is_first], options[~is_first]])
@@ -398,7 +417,10 @@ def _at_hand(table: pd.DataFrame, question: Question) -> pd.DataFrame:
 def of_runs(runs: pd.DataFrame, question: Question) -> Decision:
     """Return the decision on the runs of a task, with how far the second best setting is from the best."""
     runs = named_runs(runs)
-    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs))
+    doubted = intervals.CLEAR
+    if question.objective == "memory":  # one run shows it
+        doubted = 1.0
+    made = decide(candidates(runs), question, parameters(runs), is_fine_tuning(runs), doubted)
     return replace(made, runs=runs, difference=_difference(runs, made.options, question))
 
 

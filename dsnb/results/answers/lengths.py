@@ -58,7 +58,11 @@ def _compared(runs: pd.DataFrame) -> pd.DataFrame:
     table = table_of(pairs, intervals.repeated(settings.values()), rules)
     table.index += 1
     run = runs.iloc[0].to_dict()
-    known = [labels.text(run.get("model")), labels.setting(run), f"on {labels.place(run)}"]
+    known = [
+        labels.axis("model").label(run.get("model")),
+        labels.setting(run),
+        f"on {labels.place(run)}",
+    ]
     by_length = runs.groupby(LENGTH)
     listed = pd.DataFrame(
         {

@@ -12,17 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsnb.base.files import plain_text
-from dsnb.results.answers.sentences import PHRASES
+from dsnb.results.answers.sentences import LIMITS, PHRASES
 from dsnb.results.runs.templates import fill
 
 WIDTH = 100
 """Most columns of an answer."""
 LEAST = 12
 """Least columns of the last cell of a line, however narrow the terminal."""
+MAX_CHANGES = 30
+"""Most characters of an alternative's changes in their column."""
 GAP = 2
 """Spaces between columns."""
-LEFT = 'style="text-align: left"'
-"""Alignment of cells in HTML: notebooks align them on the right."""
+LABEL = 'style="text-align: left; white-space: nowrap; padding-right: 1em"'
+LEFT = 'style="text-align: left; padding-right: 1em"'
+RIGHT_SIDE = 'style="text-align: right; white-space: nowrap; padding-right: 1em"'
+LAST = 'style="text-align: left"'
+"""Alignment of cells in HTML, which notebooks and pages do not share; the last one of a row may wrap."""
 SUMMARY = "summary"
 """The role of the rows of a summary of runs, with the setting as last column."""
 RIGHT = {"alternative": (2, 3), SUMMARY: range(1, 10)}
@@ -44,12 +49,22 @@ class Line:
 def line(role: str, /, **facts: object) -> Line:
     """Return the line of this role with these facts; cells whose facts are missing are empty."""
     templates = PHRASES["lines"][role]
-    return Line(role, tuple(plain_text.line(fill(template, facts)) for template in templates))
+    return Line(
+        role, tuple(plain_text.line(fill(template, LIMITS | facts)) for template in templates)
+    )
 
 
 def note(sentence: object) -> Line:
     """Return a line with a sentence."""
     return line("note", text=sentence)
+
+
+def split(changed: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the changes of an alternative that fit into a column, and the others, which are remarks."""
+    number = 1
+    while number < len(changed) and len(", ".join(changed[: number + 1])) <= MAX_CHANGES:
+        number += 1
+    return ", ".join(changed[:number]), list(changed[number:])
 
 
 def text(lines: Sequence[Line], width: int = WIDTH) -> str:
@@ -103,17 +118,17 @@ def _row_html(one: Line) -> str:
     cells = [html.escape(cell.strip()) for cell in one.cells]
     if len(cells) == 1:
         tag = "p"
-        if one.role == "title":
+        if one.role in ("title", "task"):
             tag = "h3"
         return f"<{tag}>{cells[0]}</{tag}>"
     label, *others, last = cells
     columns = ["<td></td>"]
     if label:
-        columns = [f'<th scope="row" {LEFT}>{label}</th>']
+        columns = [f'<th scope="row" {LABEL}>{label}</th>']
     for place, cell in enumerate(others, 1):
         side = LEFT
         if place in RIGHT.get(one.role, ()):
-            side = ""
+            side = RIGHT_SIDE
         columns.append(f"<td {side}>{cell}</td>")
-    columns.append(f'<td {LEFT} colspan="{MAX_CELLS - len(others)}">{last}</td>')
+    columns.append(f'<td {LAST} colspan="{MAX_CELLS - len(others)}">{last}</td>')
     return f"<tr>{''.join(columns)}</tr>"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from dsnb.results.runs import sources
 from dsnb.settings import flat_keys
 from dsnb.settings.experiment import DECLARED
 from dsnb.settings.parallelism import SHARING, parallelism, parallelism_order
 from dsnb.settings.records.columns import MEMORY, METRIC_LABELS, STATUSES, Metric
-from dsnb.settings.strategies import strategy
+from dsnb.settings.strategies import STRATEGIES
 from dsnb.settings.training import Setting, text
 
 __all__ = [
@@ -23,11 +24,12 @@ __all__ = [
 PARALLELISM = "parallelism"
 """Derived column: how GPUs share the training, the settings of `SHARING` as one value such as "ZeRO
 3"."""
+_PHRASES = {one.label: one.phrase for one in STRATEGIES.values() if one.phrase}
 _WORK = ("micro_batch_size", "seq_len", "data")
 """Settings of a rank's work; settings of the hardware come before them."""
 AXES = {
     "model": DECLARED["model"],
-    PARALLELISM: Setting("parallelism", "{}", order=parallelism_order()),
+    PARALLELISM: Setting("parallelism", "{}", order=parallelism_order(), phrases=_PHRASES),
     **{
         name: DECLARED[name]
         for name in sorted(DECLARED, key=_WORK.__contains__)
@@ -36,8 +38,8 @@ AXES = {
     "trained": Setting("trained", "{}"),
     "gpu_name": Setting("GPU", "{}"),
     "program": Setting("program", "{}"),
-    "source": Setting("source", "{}"),
-    "sweep": Setting("sweep", "{}"),
+    "source": Setting("source", "{}", words=sources.TITLES),
+    "sweep": Setting("sweep", "{}", words=sources.SWEEPS),
     "status": Setting(
         "status", "{}", order=STATUSES, words={"oom": "out of memory", "nan": "loss not a number"}
     ),
@@ -95,15 +97,19 @@ def setting(run: Mapping[str, Any]) -> str:
     >>> setting({"strategy": "deepspeed", "zero_stage": 3, "precision": "bf16", "micro_batch_size": 8})
     'ZeRO 3, bf16, micro-batch 8'
     """
+    return ", ".join(setting_parts(run))
+
+
+def setting_parts(run: Mapping[str, Any]) -> list[str]:
+    """Return the parts of `setting`."""
     precision = _known(run, "precision")
     if precision and run.get("mixed_precision") == "autocast":
         precision += " autocast"
     elif precision and run.get("mixed_precision") == "none":
         precision = f"pure {precision}"
-    chosen = strategy(run.get("strategy"))
     sharing = parallelism(run)
-    if chosen.phrase and sharing == chosen.label:
-        sharing = chosen.phrase
+    if sharing:
+        sharing = axis(PARALLELISM).describe(sharing)
     parts = [sharing, precision]
     mode = _known(run, "compile")
     if mode not in {"", "off", "false"}:
@@ -115,7 +121,7 @@ def setting(run: Mapping[str, Any]) -> str:
     accumulated = run.get("grad_accum")
     if isinstance(accumulated, int | float) and accumulated > 1:
         parts.append(f"{accumulated:g} accumulated")
-    return ", ".join(filter(None, parts))
+    return [part for part in parts if part]
 
 
 def unit(run: Mapping[str, Any]) -> str:

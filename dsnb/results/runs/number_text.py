@@ -14,6 +14,7 @@ HOURS = (
     (24, "day"),
     (1, "hour"),
     (1 / 60, "minute"),
+    (1 / 3600, "second"),
 )
 MOST_DIGITS = 4
 CARD_DIGITS = 3

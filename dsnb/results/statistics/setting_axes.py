@@ -101,6 +101,8 @@ def named_by_setting(runs: pd.DataFrame, within: Collection[str] = ()) -> pd.Dat
     Runs that differ in axes `within` alone have one name.
     """
     runs = as_runs(runs).reset_index(drop=True)
+    if runs.empty:
+        return runs
     parts = split(runs, within)
     firsts = [part.iloc[0].to_dict() for _, part in parts]
     words = [f"{labels.setting(run)}, {labels.choice(run, 'gpus')}" for run in firsts]
@@ -113,9 +115,7 @@ def named_by_setting(runs: pd.DataFrame, within: Collection[str] = ()) -> pd.Dat
     named = [
         pd.Series(name, part.index) for name, (_, part) in zip(table["name"], parts, strict=True)
     ]
-    if named:
-        runs = runs.assign(experiment=pd.concat(named), sweep="")
-    return runs
+    return runs.assign(experiment=pd.concat(named), sweep="")
 
 
 def split(runs: pd.DataFrame, within: Collection[str]) -> list[tuple[str, pd.DataFrame]]:

@@ -25,6 +25,9 @@ PROGRAM = "program"
 TASK = ("model", "seq_len", "data", TRAINED, PROGRAM)
 """The columns that make a task."""
 UNKNOWN = labels.text(None)
+FEWEST_SETTINGS = 5
+"""Settings of a task below which none is recommended: the best of a few may be far from the
+best."""
 _HAS_GPUS = "has_gpus"
 """Whether the number of GPUs is known."""
 _USUAL = {"data": "synthetic", TRAINED: "all weights", PROGRAM: DSNB}
@@ -39,9 +42,17 @@ class Task:
     model: str
     rest: str
     """What makes the task besides the model, as in "sequence 512"."""
+    name: str
+    """The title without the sequence length."""
     runs: pd.DataFrame
     knows_gpus: bool
     """Whether the number of GPUs of its runs is known."""
+
+    @property
+    def settings(self) -> int:
+        """The number of settings with an ok run."""
+        runs = self.runs.reindex(columns=["sweep", "experiment", "status"])
+        return len(runs[runs["status"] == "ok"].drop_duplicates())
 
     @property
     def parameters(self) -> float:
@@ -67,7 +78,9 @@ def is_fine_tuning(runs: pd.DataFrame) -> bool:
 
 
 def tasks(runs: pd.DataFrame) -> list[Task]:
-    """Split runs by task, the one with the most runs first; columns that are missing count as equal.
+    """Split runs by task, those with the most runs first and those with few settings last.
+
+    Columns that are missing count as equal.
 
     >>> runs = pd.DataFrame({"model": ["gpt2", "gpt2", "opt-125m"], "seq_len": [128, 128, 512], "gpus": 1})
     >>> [(task.title, len(task.runs)) for task in tasks(runs)]
@@ -92,11 +105,12 @@ def tasks(runs: pd.DataFrame) -> list[Task]:
             title=", ".join(filter(None, [model, *rest])),
             model=model,
             rest=", ".join(known),
+            name=", ".join(filter(None, [model, *rest[1:]])),
             runs=runs.iloc[part.index],
             knows_gpus=bool(part[_HAS_GPUS].iloc[0]),
         )
         parts.append(task)
-    return sorted(parts, key=lambda task: -len(task.runs))
+    return sorted(parts, key=lambda task: (task.settings < FEWEST_SETTINGS, -len(task.runs)))
 
 
 def settings_of(experiments: Sequence[Experiment]) -> pd.DataFrame:

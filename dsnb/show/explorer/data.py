@@ -14,7 +14,7 @@ from dsnb.prediction.predicted import Unmeasured
 from dsnb.results.runs import labels
 from dsnb.results.runs.table import as_runs, named_runs, numbers
 from dsnb.results.statistics.setting_axes import setting_axes, with_setting_axes
-from dsnb.results.statistics.tasks import TASK, is_fine_tuning, tasks
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS, TASK, is_fine_tuning, tasks
 from dsnb.settings.records.columns import key_columns
 
 REQUIRED = ("experiment", "repeat", "status")
@@ -43,9 +43,8 @@ class Data:
     """The settings that are the same for all runs, with their values."""
     figures: pd.DataFrame
     """The measured columns of `labels.METRIC_LABELS`, in the units of the table."""
-    tasks: dict[str, float]
-    """The titles of the tasks, the default one first, with their default numbers of training
-    tokens."""
+    tasks: dict[str, "ShownTask"]
+    """The tasks by title, the default one first."""
     menu: list[dict[str, Any]]
     """Models, the largest first, each with its `tasks`: positions in `tasks` and labels."""
     predicted: pd.DataFrame
@@ -124,7 +123,7 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
             codes[name] = pd.Series(places, dtype=float)
         elif name != "sweep" and distinct not in ([], [None]):
             constant[name] = distinct[0]
-    shown = _tasks(rows, len(runs))
+    shown = _tasks(rows)
     codes["task"] = pd.Series(
         {row: code for code, task in enumerate(shown) for row in task.runs.index}, dtype=float
     ).sort_index()
@@ -135,7 +134,7 @@ def prepared(runs: pd.DataFrame, predicted: Unmeasured | None = None) -> Data:
         codes=pd.DataFrame(codes).fillna(-1).astype(int),
         constant=constant,
         figures=figures(cleaned),
-        tasks={task.title: task.tokens for task in shown},
+        tasks={task.title: task for task in shown},
         menu=_menu(shown),
         predicted=expected.reset_index(drop=True),
         notes=predicted.notes,
@@ -159,6 +158,8 @@ class ShownTask:
     """A task of the menu."""
 
     model: str
+    name: str
+    """Its title without the sequence length."""
     title: str
     label: str
     """Its title below its model."""
@@ -173,28 +174,40 @@ class ShownTask:
         return usual_tokens(self.parameters, is_fine_tuning(self.runs))
 
     @property
+    def length(self) -> object:
+        """The sequence length; None if it is unknown."""
+        return plain(self.runs["seq_len"].iloc[0]) if "seq_len" in self.runs else None
+
+    @property
     def is_on_cpu(self) -> bool:
         """Whether it ran on CPUs only."""
         return labels.common_unit(self.runs) == "rank"
 
 
-def _tasks(rows: pd.DataFrame, runs: int) -> list[ShownTask]:
-    """Return the tasks in order; the first rows are runs.
+def _tasks(rows: pd.DataFrame) -> list[ShownTask]:
+    """Return the tasks of runs and predicted settings in order.
 
     Tasks of large models come first, but after them those with less than half of the most measured
-    settings, those with one setting, and those that ran on CPUs only.
+    settings, those that ran on CPUs only, and those with too few settings for advice.
     """
     shown: list[ShownTask] = []
     for found in tasks(rows.reset_index(drop=True)):
-        ok = found.runs[(found.runs.index < runs) & (found.runs["status"] == "ok")]
-        count = len(ok.reindex(columns=["sweep", "experiment"]).drop_duplicates())
-        label = found.rest or "all runs"
-        task = ShownTask(found.model, found.title, label, found.runs, count, found.parameters)
+        task = ShownTask(
+            model=found.model,
+            name=found.name,
+            title=found.title,
+            label=found.rest or "all runs",
+            runs=found.runs,
+            measured=found.settings,
+            parameters=found.parameters,
+        )
         shown.append(task)
     most = max((task.measured for task in shown if not task.is_on_cpu), default=0)
 
-    def rank(task: ShownTask) -> tuple[bool, bool, bool, float]:
-        return task.is_on_cpu, task.measured < 2, 2 * task.measured < most, -task.parameters
+    def rank(task: ShownTask) -> tuple[bool, bool, bool, bool, float]:
+        is_few = task.measured < FEWEST_SETTINGS
+        is_less = 2 * task.measured < most
+        return is_few, task.is_on_cpu, task.measured < 2, is_less, -task.parameters
 
     shown.sort(key=rank)
     taken = [*(task.title for task in shown), EVERY_TASK]
@@ -202,22 +215,27 @@ def _tasks(rows: pd.DataFrame, runs: int) -> list[ShownTask]:
         if taken.count(task.title) > 1:
             task.title += f" ({code + 1})"
             task.label += f" ({code + 1})"
+            task.name += f" ({code + 1})"
         task.label += FEW_SETTINGS.get(task.measured, "")
     return shown
 
 
 def _menu(shown: list[ShownTask]) -> list[dict[str, Any]]:
-    """Return the models with their tasks, those with most settings first: a model's first task is the one shown."""
+    """Return the models with their tasks, those with most settings first: a model's first task is the one shown.
+
+    Models with too few settings for advice come last.
+    """
     entries = []
     for model in dict.fromkeys(task.model for task in shown):
         own = [(code, task) for code, task in enumerate(shown) if task.model == model]
         own.sort(key=lambda item: -item[1].measured)
-        few = own[0][1].measured < 2
+        most = own[0][1].measured
         size = max(task.parameters for _, task in own)
-        title = (model or "other") + FEW_SETTINGS[1] * few
+        title = (model or "other") + FEW_SETTINGS[1] * (most < 2)
         entry = {"model": title, "tasks": [(code, task.label) for code, task in own]}
-        entries.append((few, -size, model, entry))
-    entries.sort(key=lambda item: item[:3])
+        few = most < FEWEST_SETTINGS, most < 2
+        entries.append((*few, -size, model, entry))
+    entries.sort(key=lambda item: item[:-1])
     return [entry for *_, entry in entries]
 
 

@@ -5,7 +5,6 @@ Figures are in the units of their columns, with factor, unit and digits for disp
 
 import base64
 import math
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,21 @@ import pandas as pd
 from dsnb.base.files.plain_text import FORMULA
 from dsnb.prediction.predicted import FIGURES, PEAK, PER_GPU
 from dsnb.results.answers.decide import rate, without_probes
-from dsnb.results.runs import labels
+from dsnb.results.answers.sentences import say
+from dsnb.results.literature.tables import SOURCE, is_own
+from dsnb.results.runs import labels, sources
 from dsnb.results.runs.number_text import significant, span
 from dsnb.results.runs.table import json_numbers, numbers
 from dsnb.results.statistics.setting_axes import group
 from dsnb.results.statistics.summary import unstable
 from dsnb.settings.records.paths import RunPaths
-from dsnb.show.explorer import single_runs
+from dsnb.show.explorer import setting_names, single_runs
 from dsnb.show.explorer.data import EVERY_TASK, Data, plain, run_place
 from dsnb.show.explorer.state import DAYS, FORMER_NAMES, INPUTS, State, default, options
 from dsnb.show.render import answer, palette
 from dsnb.show.render.decision_data import PAGE, tasks_payload
 from dsnb.show.render.predictions import fit
+from dsnb.show.render.tables import ends
 
 Json = dict[str, Any]
 _RUN = RunPaths(Path())
@@ -41,6 +43,8 @@ ANSWERED = ("tokens_per_s", "tokens_per_s_per_gpu", "power_w", *labels.MEMORY)
 PREDICTED_DIGITS = 6
 MEDIANS = ("step_time_mean_s", "mfu", "power_w")
 """Figures whose medians the page lists, in addition to speed and memory."""
+SPEEDS = ("tokens_per_s", "tokens_per_s_per_gpu", "trained_tokens_per_s", "samples_per_s")
+"""Figures of speed, of which a table shows one; a saved one has all."""
 UNPRINTED = ("mfu", "power_w")
 """Those that are left out on a printed page."""
 OF_A_TASK = ("colour", "along", "x", "y", "objective")
@@ -48,6 +52,8 @@ OF_A_TASK = ("colour", "along", "x", "y", "objective")
 MANY = 1000
 """From this number of runs on, a figure that is a multiple of another one is stored as such: six of
 eleven are."""
+SHORT_DIGITS = (6, 7)
+"""Significant digits that 4 bytes may keep."""
 MAX_FACTORS = 16
 CLOSE = 1e-15
 """Maximum relative error of such a figure: the CSV has 15 digits."""
@@ -79,6 +85,7 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
             _count_ranks(shown)
     series = single_runs.load_all(data)
     unusual, alone = single_runs.unusual(data, series)
+    short, shared = setting_names.short_names(data)
     return {
         "runs": len(data.runs),
         "unit": unit,
@@ -88,7 +95,8 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "comparedFigures": [name for name in medians if name in (speed, *memory)],
         "medianFigures": medians,
         "unprinted": UNPRINTED,
-        "experiments": _experiments(data, names, axes, unstable(runs)),
+        "otherSpeeds": [name for name in SPEEDS if name != speed],
+        "experiments": _experiments(data, names, short, unstable(runs)),
         "repeats": json_numbers(numbers(data.runs, "repeat")),
         "causes": _causes(data),
         "remarks": single_runs.remarks(data, unusual),
@@ -101,7 +109,8 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
         "options": options(data),
         "formerNames": FORMER_NAMES,
         **PAGE,
-        **_tasks(data, runs, names),
+        **_tasks(data, runs, names, short, shared),
+        "sources": _sources(data),
         "taskCodes": data.codes["task"].tolist(),
         "inputs": INPUTS,
         "predicted": _predicted(data),
@@ -113,11 +122,10 @@ def payload(data: Data, state: State, home: Path | None) -> Json:
     }  # fmt: skip
 
 
-def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: list[str]) -> Json:
+def _experiments(data: Data, names: list[str], short: dict[str, str], unsteady: list[str]) -> Json:
     """Return the experiments: full and short names, that of each run, and in which order they are the baseline."""
     neighbours = data.neighbours
     codes = {name: code for code, name in enumerate(names)}
-    short = _short_names(data, {axis["name"]: axis["unusual"] for axis in axes})
     # the stable one with the most neighbours first
     bases = sorted(names, key=lambda name: (name in unsteady, -neighbours.get(name, -1)))
     return {
@@ -126,30 +134,6 @@ def _experiments(data: Data, names: list[str], axes: list[Json], unsteady: list[
         "codes": [codes[name] for name in data.experiments],
         "bases": [codes[name] for name in bases],
     }
-
-
-def _short_names(data: Data, texts: dict[str, list[str]]) -> dict[object, str]:
-    """Name experiments by the unusual settings among those that vary in their task, such as "ZeRO 3, bf16".
-
-    `texts` has the words of each setting by code. Names that are not unique within a task are left
-    out.
-    """
-    first = data.run_codes.assign(experiment=data.experiments)
-    first = first.drop_duplicates(["task", "experiment"]).set_index("experiment")
-    unique: dict[object, str] = {}
-    for _, task in first.groupby("task", sort=False):
-        varying = []
-        for name in data.axes:
-            known = [code for code in set(task[name]) if data.values[name][code] is not None]
-            if len(known) > 1:
-                varying.append(name)
-        named = {}
-        for experiment, codes in task[varying].iterrows():
-            words = [texts[name][codes[name]] for name in varying]
-            named[experiment] = ", ".join(filter(None, words))
-        counts = Counter(named.values())
-        unique |= {name: text for name, text in named.items() if text and counts[text] == 1}
-    return unique
 
 
 def answered(data: Data) -> pd.DataFrame:
@@ -167,7 +151,9 @@ def answered(data: Data) -> pd.DataFrame:
     return without_probes(runs) if len(runs) else runs
 
 
-def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> Json:
+def _tasks(
+    data: Data, runs: pd.DataFrame, names: list[str], short: dict[str, str], shared: dict[int, str]
+) -> Json:
     """Return each task with its candidates, its initial controls, and remarks on its runs."""
 
     def controls(task: str) -> State:  # other choices are cleared
@@ -176,16 +162,39 @@ def _tasks(data: Data, runs: pd.DataFrame, names: list[str]) -> Json:
 
     codes = data.codes["task"].tolist()  # there may be tasks without runs
     shipped = tasks_payload(runs, codes, names, list(data.figures.columns), data.axes)
-    shown = list(data.tasks.items())
+    shown = list(data.tasks.values())
     for code, task in enumerate(shipped["tasks"]):
-        title, tokens = shown[code]
+        one = shown[code]
         own = runs[data.run_codes["task"].eq(code).to_numpy()[runs.index]]
-        remarks = answer.remarks(own) if len(own) else []
-        task |= {"title": title, "tokens": tokens, "controls": controls(title), "remarks": remarks}
+        said = [short.get(name, name) for name in own["experiment"]]
+        remarks = answer.remarks(own.assign(experiment=said)) if len(own) else []
+        for name in ("title", "name", "length", "tokens"):
+            task[name] = getattr(one, name)
+        task |= {"controls": controls(one.title), "remarks": remarks}
+        task["shared"] = say("shared", settings=shared.get(code, ""))
     if len(shown) < 2:
         return {**shipped, "allTasks": None, "menu": []}
     every_task = {"title": EVERY_TASK, "controls": controls(EVERY_TASK)}
     return {**shipped, "allTasks": every_task, "menu": data.menu}
+
+
+def _sources(data: Data) -> list[Json]:
+    """Return titles, authors, dates and links of the published data among the runs; the days of the runs if known."""
+    if "source" not in data.runs:
+        return []
+    found = []
+    for source, runs in data.runs.groupby("source", sort=False):
+        known = sources.DATA.get(str(source).removeprefix(SOURCE))
+        if known:
+            days = runs.reindex(columns=["date_utc"])["date_utc"].dropna().astype(str).str[:10]
+            date = known.date
+            if len(days):
+                date = ends(days.min(), days.max())
+            role = "source"
+            if is_own(str(source)):
+                role = "source.own"
+            found.append({**asdict(known), "about": say(role, by=known.by, date=date)})
+    return found
 
 
 def _predicted(data: Data) -> Json:
@@ -292,8 +301,9 @@ def _figures(data: Data) -> list[Json]:
 def stored(figures: pd.DataFrame) -> dict[str, Json]:
     """Return each column as `columnOf` of `web/model.js` reads it.
 
-    It has either `values` (base64 of 8 bytes for each run), or `of` (an earlier column), `factors`,
-    and `codes` (the position in `factors` for each run; None if there is one factor).
+    It has either `values` (base64 of 8 bytes for each run; of 4 if they have no more than `shortDigits`
+    digits), or `of` (an earlier column), `factors`, and `codes` (the position in `factors` for each
+    run; None if there is one factor).
     """
     columns: dict[str, Json] = {}
     in_full: list[str] = []
@@ -305,10 +315,22 @@ def stored(figures: pd.DataFrame) -> dict[str, Json]:
                 columns[name] = multiple
                 break
         else:
-            packed = base64.b64encode(values.astype("<f8").tobytes())
-            columns[name] = {"values": packed.decode()}
+            columns[name] = _packed(values)
             in_full.append(name)
     return columns
+
+
+def _packed(values: np.ndarray) -> Json:
+    """Return values as base64, in half the space if they have few digits, as those of a table that was rounded."""
+    with np.errstate(over="ignore"):  # it is found out below
+        short = values.astype("<f4")
+    for digits in SHORT_DIGITS:
+        read = np.array([float(f"{value:.{digits}g}") for value in short])
+        if np.array_equal(read, values, equal_nan=True):
+            packed = base64.b64encode(short.tobytes())
+            return {"values": packed.decode(), "shortDigits": digits}
+    packed = base64.b64encode(values.astype("<f8").tobytes())
+    return {"values": packed.decode()}
 
 
 def _multiple(values: np.ndarray, base: np.ndarray, name: str) -> Json | None:

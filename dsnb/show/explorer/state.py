@@ -321,7 +321,7 @@ def values(data: Data, state: State, name: str) -> np.ndarray:
         return data.run_codes[name].to_numpy(dtype=float)
     if name != "days":
         return data.figures[name].to_numpy()
-    usual = list(data.tasks.values())
+    usual = [task.tokens for task in data.tasks.values()]
     tokens = [state["train_tokens"] or usual[code] for code in data.run_codes["task"]]
     pairs = zip(tokens, data.figures["tokens_per_s"], strict=True)
     return np.array([metrics.days(*pair) for pair in pairs], dtype=float)

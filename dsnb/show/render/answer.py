@@ -7,17 +7,9 @@ import pandas as pd
 
 from dsnb.results.answers import lengths
 from dsnb.results.answers.answer import Answer
-from dsnb.results.answers.card import card
-from dsnb.results.answers.decide import (
-    ASSUMED_PRICE,
-    CPU,
-    Decision,
-    Question,
-    default_objective,
-    of_runs,
-    recorded_prices,
-    without_probes,
-)
+from dsnb.results.answers.decide import CPU, Decision, Question, without_probes
+from dsnb.results.answers.lines import as_html
+from dsnb.results.answers.measured import decisions, lines
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.names import short_names
@@ -49,13 +41,8 @@ def answer(runs: pd.DataFrame, question: Question | None = None) -> Html:
     runs = without_probes(as_runs(runs))
     if runs.empty:
         return Html(f'<section class="dsnb-answer"><p>{PHRASES["no_runs"]}</p></section>')
-    prices = recorded_prices(runs)
     all_tasks = tasks(runs)
-    cards = []
-    for task in all_tasks[:MAX_CARDS]:
-        objective = default_objective(task.runs)
-        asked = question or Question(0, objective, prices=prices, assumed_price=ASSUMED_PRICE)
-        cards.append(_card(task, of_runs(task.runs, asked)))
+    cards = [_card(task, decided) for task, decided in decisions(runs, question, MAX_CARDS)]
     hidden = _hidden(len(all_tasks) - MAX_CARDS, "more task", "; the explorer has all")
     return Html(f"{''.join(cards)}{_items(hidden)}{_lengths(runs)}")
 
@@ -85,13 +72,9 @@ def _items(sentences: Iterable[str]) -> str:
 
 
 def _card(task: Task, decision: Decision) -> str:
-    """Return the HTML of one card and its remarks; `web/card.js` makes the same card."""
-    lines = [f"<h3>{html.escape(task.title)}</h3>"] if task.title else []
-    for role, text in card(decision).items():
-        if text:
-            lines.append(f'<p class="dsnb-{role}">{html.escape(text)}</p>')
+    """Return the HTML of one card and its remarks."""
     shown = _items(remarks(task.runs))
-    return f'<section class="dsnb-answer">{"".join(lines)}</section>{shown}'
+    return f'<section class="dsnb-answer">{as_html(lines(decision, task.title))}</section>{shown}'
 
 
 def remarks(runs: pd.DataFrame) -> list[str]:

@@ -14,11 +14,11 @@ import pandas as pd
 
 from dsnb.base.files import plain_yaml
 from dsnb.base.formulas.planning import GOAL_DAYS, MAX_DAYS
-from dsnb.prediction.predicted import experiment_of
+from dsnb.prediction.predicted import REQUIRED_IF_COLUMNS, experiment_of, unknown_columns
 from dsnb.results.answers import card, decide
 from dsnb.results.answers.decide import candidates, first_runs, may_be_best, memory_figure
 from dsnb.results.answers.evidence import TRAINING, evidence
-from dsnb.results.answers.sentences import CARD, LIMITS, PHRASES
+from dsnb.results.answers.sentences import CARD, LIMITS, PHRASES, say
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import HOURS, SIZES
 from dsnb.results.runs.table import json_numbers
@@ -27,9 +27,11 @@ from dsnb.results.statistics import intervals
 from dsnb.results.statistics.comparisons import TOGETHER, VALUES, compared, rules_of
 from dsnb.results.statistics.intervals import CLEAR, CONFIDENCE, MIN_RUNS
 from dsnb.results.statistics.setting_axes import with_setting_axes
+from dsnb.results.statistics.tasks import FEWEST_SETTINGS
 from dsnb.settings.exchange import files
 from dsnb.settings.experiment import DEFAULTS
 from dsnb.settings.records.columns import SETTINGS
+from dsnb.show.render.tables import ends
 
 MAX_PAIRS, CHOSEN_PAIRS = 2000, 1000
 """A task with more than `MAX_PAIRS` pairs of settings sends the intervals of `CHOSEN_PAIRS`."""
@@ -47,6 +49,8 @@ NUMBERS = {
     "capacity": "gpu_memory_gib",
     "global_batch": "global_batch",
 }
+MAY_BE_ASSUMED = frozenset({"precision", *REQUIRED_IF_COLUMNS})
+"""Settings that files for other programs have the defaults of where they are unknown."""
 EVIDENCE = ("rests", "short", "gain", "edge", "batch")
 TEXTS = ("model", "setting", "place", "unit", "origin", "kind", "basis")
 _PHRASES = PHRASES["page"]
@@ -72,6 +76,7 @@ PAGE: dict[str, Any] = {
         "tiles": PHRASES["tiles"],
         **_PHRASES,
         "method": fill(_PHRASES["method"], LIMITS | _METHOD),
+        "few": fill(_PHRASES["few"], {"needed": FEWEST_SETTINGS}),
     },
     "limits": {
         "maxDays": MAX_DAYS,
@@ -79,7 +84,7 @@ PAGE: dict[str, Any] = {
         "shownGib": card.SHOWN_GIB,
         "equalPct": card.EQUAL_PCT,
         "fewestRuns": MIN_RUNS,
-        "fewestSettings": decide.FEWEST_SETTINGS,
+        "fewestSettings": FEWEST_SETTINGS,
         "assumedPrice": decide.ASSUMED_PRICE,
         "worthRoom": decide.WORTH_ROOM,
         "clear": CLEAR,
@@ -110,8 +115,9 @@ def tasks_payload(
     `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second`
     (places in `settings`), and by figure the compared `values` of settings, their runs `n`, and for
     each pair a `factor`: the interval of the ratio second / first is ratio / factor to ratio *
-    factor; of percentages, the difference less and plus the factor. By the place of a pair, if any:
-    `note`, and `other`, `[n, n, value, value]` with runs on one host counted as one.
+    factor; of percentages, the difference less and plus the factor. `notes` has the pairs of each
+    note, as `ranges`. `hosts` has the pairs whose runs on one host are counted as one (`at`), and
+    their sides: `first` and `second` are places among `sides`, `[n, value]`.
     """
     texts: dict[str, int] = defaultdict(lambda: len(texts))  # each once, and its place
     numbers = {name: code for code, name in enumerate(names)}
@@ -121,7 +127,7 @@ def tasks_payload(
         part = runs[groups == code]
         table = candidates(part)
         figure = memory_figure(part)
-        is_few = 0 < len(table) < decide.FEWEST_SETTINGS
+        is_few = 0 < len(table) < FEWEST_SETTINGS
         task = {
             "case": card.case(part) if table.empty else "",
             "runs": len(part),
@@ -141,7 +147,6 @@ def _candidates(
     """Return the candidates of a task by column; `texts` gets what is new to it."""
     first = first_runs(runs).loc[table.index].to_dict("index")
     known = evidence(runs, table, may_be_best(table))
-    kept = set(may_be_best(table, ["gpus", "kind"]))
     columns: dict[str, Any] = {
         "experiment": [numbers[name] for name in table.index],
         "n": table["n"].tolist(),
@@ -158,19 +163,22 @@ def _candidates(
         described[name] = [known.get(label, {}).get(name, "") for label in table.index]
     for name in described:
         columns[str(name)] = [texts[text] for text in described[name]]
-    taken = {at: _take(run, texts) for at, (name, run) in enumerate(first.items()) if name in kept}
+    taken = {at: _take(run, texts) for at, (name, run) in enumerate(first.items()) if name in known}
     columns["take"] = {at: entry for at, entry in taken.items() if entry}
     return columns
 
 
 def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
-    """Return `entry`, a params file's line that repeats a setting, and the `files` for other programs.
+    """Return an `entry` of a params file that repeats a setting, `files` for other programs, and what is `assumed`.
 
     Most lines of a file are those of other settings' files, too, and often all but the first, which
     has the name. A file is sent as two places in `texts`: of its first line, and of the places of
-    the others.
+    the others (`ranges`).
     """
-    experiment = experiment_of(run)
+    unknown = unknown_columns(run)
+    if not MAY_BE_ASSUMED.issuperset(unknown):
+        return {}
+    experiment = experiment_of({**run, **{name: DEFAULTS[name] for name in unknown}})
     if not experiment:
         return {}
     entry: dict[str, Any] = {"model": experiment.model}
@@ -183,9 +191,12 @@ def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
     sent = {}
     for name, content in files.files(experiment).items():
         first, *others = content.splitlines()
-        places = " ".join(str(texts[line]) for line in others)
-        sent[name] = [texts[first], texts[places]]
-    return {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), "files": sent}
+        sent[name] = [texts[first], texts[ranges([texts[line] for line in others])]]
+    taken = {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), "files": sent}
+    if unknown:
+        titles = [labels.axis(name).title for name in unknown]
+        taken["assumed"] = say("take.assumed", settings=", ".join(titles))
+    return taken
 
 
 def _pairs(
@@ -254,14 +265,42 @@ def _compared(
     if not is_percentage:
         values = np.exp(values)
         factors = (100 + table["high_pct"]) / (100 + table["change_pct"])
-    other = {}
-    for at, row in table[table["counted"] == "host"].to_dict("index").items():
-        means = json_numbers([row["base_value"], row["value"]], DIGITS)
-        other[at] = [row["base_n"], row["n"], *means]
+    notes: dict[int, list[int]] = defaultdict(list)
+    for at, note in enumerate(table["note"]):
+        if note:
+            notes[texts[note]].append(at)
     return {
         "values": json_numbers(values, VALUE_DIGITS),
         "n": [int(count) for count in each.count],
         "factor": json_numbers(factors, FACTOR_DIGITS),
-        "note": {at: texts[note] for at, note in enumerate(table["note"]) if note},
-        "other": other,
+        "notes": {text: ranges(places) for text, places in notes.items()},
+        "hosts": _of_hosts(table),
     }
+
+
+def _of_hosts(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the pairs whose runs on one host are counted as one, and their distinct sides, each once."""
+    counted = table[table["counted"] == "host"]
+    sides: dict[tuple[Any, ...], int] = defaultdict(lambda: len(sides))
+    sent: dict[str, Any] = {"at": ranges([int(str(at)) for at in counted.index])}
+    for name, before in {"first": "base_", "second": ""}.items():
+        values = json_numbers(counted[f"{before}value"], DIGITS)
+        sent[name] = [
+            sides[key] for key in zip(counted[f"{before}n"].tolist(), values, strict=True)
+        ]
+    return sent | {"sides": list(sides)}
+
+
+def ranges(places: Sequence[int]) -> str:
+    """Return whole numbers as text in which those that follow each other are a range.
+
+    >>> ranges([3, 4, 5, 9, 2, 3])
+    '3-5 9 2-3'
+    """
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][1] + 1:
+            runs[-1][1] = place
+        else:
+            runs.append([place, place])
+    return " ".join(ends(str(first), str(last), "-") for first, last in runs)

@@ -122,9 +122,9 @@ def first_of(
     return shown
 
 
-def ends(low: str, high: str) -> str:
+def ends(low: str, high: str, between: str = " to ") -> str:
     """Return both ends of a range, or one if they are equal."""
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}{between}{high}"
 
 
 def format_column(values: Iterable[float], form: str) -> list[str]:

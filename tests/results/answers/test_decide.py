@@ -125,14 +125,21 @@ def repeated_and_single(single_rate, objective="time", relevance=0.02):
 
 
 @pytest.mark.parametrize("objective", ["time", "gpu_hours", "cost"])
-def test_within_the_relevance_a_repeated_setting_wins_over_a_single_run(objective):
-    assert repeated_and_single(1015.0, objective) == (["repeated", "single", "slow"], True)
-    assert repeated_and_single(1030.0, objective) == (["single", "repeated", "slow"], False)
-    assert repeated_and_single(1015.0, objective, relevance=0.01) == (
-        ["single", "repeated", "slow"],
-        False,
-    )
-    assert repeated_and_single(990.0, objective) == (["repeated", "single", "slow"], False)
+def test_a_repeated_setting_comes_before_a_single_run_unless_that_is_clearly_better(objective):
+    confirmed = ["repeated", "single", "slow"]
+    assert repeated_and_single(1015.0, objective) == (confirmed, True)
+    assert repeated_and_single(1890.0, objective) == (confirmed, True)
+    assert repeated_and_single(1910.0, objective) == (["single", "repeated", "slow"], False)
+    assert repeated_and_single(1910.0, objective, relevance=0.5) == (confirmed, True)
+    assert repeated_and_single(990.0, objective) == (confirmed, False)
+
+
+def test_a_single_run_is_enough_for_the_least_memory():
+    rates = {"repeated": [1000.0] * 4, "single": [900.0]}
+    table = runs_of(**rates).assign(gpus=1)
+    table["peak_allocated_gib"] = table["experiment"].map({"repeated": 8.0, "single": 7.0})
+    options = of_runs(table, Question(tokens=1e9, objective="memory")).options
+    assert list(options.index) == ["single", "repeated"]
 
 
 def test_a_setting_that_comes_first_for_its_room_does_not_come_first_for_its_repeats():

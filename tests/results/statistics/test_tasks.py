@@ -9,7 +9,13 @@ import dsnb
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import fixed, significant, span
 from dsnb.results.runs.templates import fill
-from dsnb.results.statistics.setting_axes import split, variants, varying, with_setting_axes
+from dsnb.results.statistics.setting_axes import (
+    named_by_setting,
+    split,
+    variants,
+    varying,
+    with_setting_axes,
+)
 from dsnb.results.statistics.tasks import is_fine_tuning, parameters, tasks
 from dsnb.show.explorer import data
 from tests.support import made_up
@@ -33,6 +39,13 @@ def test_a_title_tells_what_is_unusual_or_what_other_tasks_do_not_tell():
         "gpt2, sequence 512",
         "gpt2, sequence 512, stdlib text",
     ]
+
+
+def test_tasks_with_few_settings_come_last():
+    many = made_up.runs(5, repeats=1, seq_len=[128]).assign(status="ok", experiment=list("abcde"))
+    few = made_up.runs(8, repeats=8, seq_len=[512]).assign(status="ok", experiment="f")
+    found = tasks(pd.concat([few, many]))
+    assert [(task.settings, len(task.runs)) for task in found] == [(5, 5), (1, 8)]
 
 
 def test_the_task_with_the_most_runs_comes_first():
@@ -98,6 +111,19 @@ def test_variants_differ_in_more_than_parallelism_and_precision():
     assert "2 GPUs, sequence 100" in on_gpus
 
 
+def test_settings_are_named_by_what_tells_them_apart_and_equal_ones_share_a_name():
+    run = {"strategy": "deepspeed", "zero_stage": 1, "precision": "bf16", "gpus": 2, "sweep": "a"}
+    other = run | {"zero_stage": 3, "allocator": "default"}
+    runs = pd.DataFrame([run, run | {"sweep": "b"}, other, other | {"allocator": "expandable"}])
+    runs = runs.assign(experiment=["a", "b", "c", "d"])
+    one, same, *allocators = named_by_setting(runs)["experiment"]
+    assert one == same == "ZeRO 1"
+    assert allocators[0].startswith("ZeRO 3")
+    assert allocators[0] != allocators[1]
+    assert set(named_by_setting(runs, ["allocator"])["experiment"]) == {"ZeRO 1", "ZeRO 3"}
+    assert named_by_setting(runs.head(0)).empty
+
+
 def test_numbers_as_text():
     """Three digits count, or all before the point; a half is rounded up, and only an exact one is a half."""
     numbers = {
@@ -142,7 +168,7 @@ def test_a_template_leaves_out_what_is_unknown(template, facts, text):
 def test_the_page_assumes_few_tokens_for_tasks_that_adapt_a_trained_model():
     runs = dsnb.published("lambda_1cc_opt")
     page = data.prepared(runs)
-    tokens = page.tasks
+    tokens = {title: task.tokens for title, task in page.tasks.items()}
     # 331 million parameters x 20, to two digits, and the convention for LoRA
     assert tokens == {"opt-350m, sequence 512": 6.6e9, "opt-13b, sequence 512, LoRA adapters": 50e6}
     lora = runs[runs["model"] == "opt-13b"]

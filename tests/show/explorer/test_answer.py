@@ -9,11 +9,13 @@ import pytest
 import dsnb
 from dsnb.results.answers import decide
 from dsnb.results.answers.card import card
+from dsnb.results.runs import labels
+from dsnb.results.runs.number_text import significant
 from dsnb.results.statistics.tasks import tasks
 from dsnb.show.explorer.payload import answered
 from dsnb.show.explorer.state import question
 from tests.support import made_up
-from tests.support.browser import OPEN, ROOT, Tabs, write_page
+from tests.support.browser import OPEN, ROOT, Tabs, violations, write_page
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,15 @@ def runs():
         model="blocks", sweep="blocks", status="ok", activation_checkpointing=[True, False], checkpoint_every=[2, 1],
         tokens_per_s=[2000.0, 1000.0], experiment=["every-second", "none"],
     )  # fmt: skip
+    # the best setting ran once, the next one four times
+    doubted = made_up.runs(5, repeats=1, **{**one, "zero_stage": [1, 2, 3], "gpus": [1, 2]}).assign(
+        model="doubted", sweep="doubted", status="ok", experiment=["single", *["repeated"] * 4],
+        zero_stage=[1, 2, 2, 2, 2], gpus=1, repeat=[1, 1, 2, 3, 4], tokens_per_s=[1200.0, *[1000.0] * 4],
+    )  # fmt: skip
     published = [
         dsnb.published(name) for name in ("lambda_1cc_opt", "h200_memory", "bigscience_1b3")
     ]
-    every = pd.concat([table, close, cpu, failed, blocks, *published], ignore_index=True)
+    every = pd.concat([table, close, cpu, failed, blocks, doubted, *published], ignore_index=True)
     return every.assign(
         lora_rank=every["lora_rank"].fillna(0)
     )  # unknown would be a task of its own
@@ -103,9 +110,8 @@ def test_the_page_answers_questions_as_python_does(explorer, by_task, tab):
     large = next(title for title, table in by_task.items() if table["gpus"].min() > 1)
     any_batch = {**asked[0], "global_batch": 0}
     asked.append({**any_batch, "task": large, "gpus_at_hand": 1})
-    asked.append(
-        {**any_batch, "task": "blocks, sequence 512", "gpus_at_hand": 0, "objective": "time"}
-    )
+    for title in ("blocks, sequence 512", "doubted, sequence 512"):
+        asked.append({**any_batch, "task": title, "gpus_at_hand": 0, "objective": "time"})
     lines = "['kicker', 'headline', 'costs', 'gain', 'note', 'following', 'edge', 'basis']"
     words_of = f"""(one) => {{
       {ROOT}.card.show({{ ...{ROOT}.state, ...one }});
@@ -123,15 +129,14 @@ def test_the_page_answers_questions_as_python_does(explorer, by_task, tab):
         for _, figure, _ in tiles:
             assert figure in f"{python['headline']} {python['costs']}"
         said |= {
-            python["following"].partition("(")[2],
+            python["following"],
             python["headline"],
             python["costs"],
             python["note"],
         }
     found = " ".join(said)
-    assert python["following"].startswith(
-        "Runner-up: nothing recomputed, "
-    )  # of the task of blocks
+    assert python["following"].startswith("Perhaps 20 % faster: ")  # of the task of the doubted
+    assert "(one run)" in python["following"]
     new = (
         "in reasonable time on",
         "tokens in 30 days if each",
@@ -140,6 +145,7 @@ def test_the_page_answers_questions_as_python_does(explorer, by_task, tab):
     )
     for sentence in (
         *new,
+        "Runner-up: nothing recomputed, ",
         "too few to be sure",
         "95 % interval",
         "all 6 runs failed",
@@ -246,20 +252,64 @@ def test_all_tasks_are_a_table_of_answers(runs, by_task, tab):
     assert not tab.get_by_label("Task", exact=True).is_visible()
     tab.evaluate(f"(state) => {ROOT}.set(state)", explorer.state)
     assert runs.iloc[tab.evaluate(f"{ROOT}.selected")].index.equals(explorer.selection.index)
-    rows = tab.locator("[aria-label='All tasks'] > div")
-    cells = rows.evaluate_all(
-        "(rows) => rows.map((row) => [...row.children].map((part) => part.textContent))"
-    )
-    titles = [title for title, *_ in cells]
-    assert titles == list(explorer.data.tasks)
-    assert sorted(titles) == sorted(by_task)
-    for title, headline, costs in cells:
-        said = card(decide.of_runs(by_task[title], question(explorer.state)))
-        assert (headline, costs) == (
-            said["headline"],
-            " ".join(filter(None, [said["costs"], said["note"]])),
+    cells = "(rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
+    rows = tab.locator(".dsnb-all-tasks tbody tr")
+    shown = rows.evaluate_all(cells)
+    (place,) = (at for at, row in enumerate(shown) if len(row) == 1)
+    assert "so there is no advice" in shown[place][0]
+    titles = list(explorer.data.tasks)
+    listed = [row for row in shown if len(row) > 1]
+    assert len(listed) == len(titles) == len(by_task)
+    for title, (model, length, setting, hardware, rate, *_, memory, n, basis) in zip(
+        titles, listed, strict=True
+    ):
+        decision = decide.of_runs(by_task[title], question(explorer.state))
+        named = [model.partition(",")[0], *model.split(", ")[1:], length.replace(",", "")]
+        assert all(part in title for part in named)
+        if decision.options.empty:
+            assert setting == card(decision)["headline"]
+            continue
+        best = decision.options.iloc[0]
+        assert setting == labels.setting(decision.settings.iloc[0].to_dict())
+        assert hardware == labels.place(decision.settings.iloc[0].to_dict())
+        assert rate == significant(best["tokens_per_s"] / best["gpus"])
+        assert (memory, n, basis) == (
+            significant(best["memory_gib"]),
+            f"{best['n']:g}",
+            best["basis"],
         )
     rows.nth(2).get_by_role("button").click()
-    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.hidden]") == [titles[2], True]
+    assert tab.evaluate(f"[{ROOT}.state.task, {ROOT}.overview.node.hidden]") == [titles[2], True]
     assert tab.evaluate(f"{ROOT}.state.precision") == []  # a task starts with all of its runs
     assert tab.evaluate("document.activeElement.tagName") == "SELECT"
+
+
+def test_the_table_of_tasks_is_sorted_and_searched(tab, explorer):
+    tab.evaluate(f"{ROOT}.set({{ task: 'all' }})")
+    rates = f"""{ROOT}.overview.items.filter((row) => !{ROOT}.overview.isLast(row))
+      .map(({{ best }}) => best.rate / best.gpus)"""
+    head = tab.locator(".dsnb-all-tasks thead")
+    head.get_by_role("button", name="tokens/s/GPU").click()
+    found = tab.evaluate(rates)
+    assert found == sorted(found, reverse=True)
+    assert head.locator("th[aria-sort='descending']").inner_text() == "tokens/s/GPU"
+    assert tab.evaluate("document.activeElement.textContent") == "tokens/s/GPU"
+    head.get_by_role("button", name="tokens/s/GPU").click()
+    assert tab.evaluate(rates) == found[::-1]
+    models = (
+        "[...document.querySelectorAll('.dsnb-all-tasks tbody button')].map((one) => one.innerText)"
+    )
+    head.get_by_role("button", name="model").click()
+    measured = tab.evaluate(models)[: len(found)]
+    assert measured == sorted(measured, key=str.lower)
+    assert (
+        tab.locator(".dsnb-all-tasks tbody tr").last.inner_text().count("\t")
+    )  # a task, not the note
+    tab.get_by_label("Search").fill("OPT 512")
+    assert tab.evaluate(models)
+    assert all("opt" in model for model in tab.evaluate(models))
+    tab.get_by_label("Search").fill("nothing like it")
+    assert tab.evaluate(models) == []
+    assert tab.get_by_text(f"0 of {len(explorer.data.tasks)} tasks").is_visible()
+    tab.get_by_label("Search").fill("")
+    assert violations(tab) == []

@@ -318,7 +318,7 @@ def test_another_task_starts_with_all_of_its_runs():
 
 
 def test_a_task_is_chosen_by_model_the_largest_first():
-    """The default is the largest model with half as many measured settings as any; one setting is no choice."""
+    """The default is the largest model with half as many measured settings as any; few settings are no choice."""
     numbers = {"toy": 9, "gpt2": 8, "opt-1.3b": 4, "bloom-7b1": 3, "opt-66b": 1}
     models = [model for model, count in numbers.items() for _ in range(count)]
     models = ["bloom-7b1"] * 2 + models + ["gpt2"] * 2
@@ -337,11 +337,11 @@ def test_a_task_is_chosen_by_model_the_largest_first():
         "toy": ["sequence 512"],
         "opt-66b (one setting)": ["sequence 512 (one setting)"],
     }
-    assert list(sequences) == ["bloom-7b1", "opt-1.3b", "gpt2", "toy", "opt-66b (one setting)"]
-    assert (state.default(shown)["task"], list(shown.tasks)[-1]) == (
-        "opt-1.3b, sequence 512",
-        "toy, sequence 512",
-    )
+    few = ["bloom-7b1", "opt-1.3b", "opt-66b (one setting)"]
+    assert list(sequences) == ["gpt2", "toy", *few]
+    assert state.default(shown)["task"] == "gpt2, sequence 512"
+    assert list(shown.tasks)[1] == "toy, sequence 512"  # on a CPU, but with enough settings
+    assert list(shown.tasks)[-1] == "opt-66b, sequence 512"
 
 
 def test_runs_are_marked_as_the_flags_say(tmp_path):
@@ -484,6 +484,38 @@ def test_short_names_are_unique_and_marks_have_shapes():
     twice = pd.concat([table, table.head(1).assign(experiment="d")], ignore_index=True)
     short = of_page(twice)["experiments"]["short"]
     assert short == [None, "micro-batch 8", "micro-batch 32", None]
+    tasks = of_page(table)["tasks"]
+    assert tasks[0]["shared"] == "All settings of this task: ZeRO 0, bf16, 1 GPU."
+
+
+def test_settings_of_several_sweeps_are_told_apart_by_what_differs_then_by_their_sweeps():
+    same = {"grad_accum": [1], "activation_checkpointing": [False], "gpus": [1], "zero_stage": [0]}
+    one = made_up.runs(1, repeats=1, precision=["bf16"], micro_batch_size=[8], **same)
+    table = pd.concat([one] * 4, ignore_index=True).assign(
+        status="ok",
+        experiment=list("abcd"),
+        sweep=["h200_fp8", "mine", "mine", "mine"],
+        micro_batch_size=[8, 8, 8, 16],
+        learning_rate=[1e-4, 1e-4, 3e-4, 1e-4],
+    )
+    given = of_page(table)
+    assert given["experiments"]["short"] == [
+        "micro-batch 8, learning rate 0.0001 (products in fp8)",
+        "micro-batch 8, learning rate 0.0001 (mine)",
+        "micro-batch 8, learning rate 0.0003",
+        "micro-batch 16",
+    ]
+    assert given["sources"] == []
+
+
+def test_published_data_have_title_author_date_and_link():
+    (source,) = of_page(dsnb.published("lambda_1cc_opt"))["sources"]
+    assert source["title"] == "Fine-tuning OPT on 1-Click Clusters of H100"
+    assert source["about"] == ", published by Lambda, 2024-07"
+    assert source["link"].startswith("https://github.com/LambdaLabsML/")
+    own = dsnb.published("h100").head(3).assign(date_utc=["2026-11-25T10:00:00"] * 3)
+    (source,) = of_page(own)["sources"]
+    assert (source["about"], source["link"]) == (", measured with dsnb, 2026-11-25", "")
 
 
 def test_an_unstable_setting_is_the_last_baseline():

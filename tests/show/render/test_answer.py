@@ -6,8 +6,12 @@ import re
 import pandas as pd
 import pytest
 
+import dsnb
 from dsnb.base.files import plain_yaml
 from dsnb.results.answers.answer import Answer
+from dsnb.results.answers.decide import Question, of_runs
+from dsnb.results.runs.table import as_runs
+from dsnb.results.statistics.tasks import tasks
 from dsnb.settings.params_file import combinations, validated
 from dsnb.show.render import answer, decision_data
 from tests.results.answers import test_lengths
@@ -20,10 +24,11 @@ def text(table):
 
 def test_a_card_has_its_sentences_and_those_of_the_next_setting():
     found = text(runs(2, **TWO).assign(precision=["bf16", "fp32"], tokens_per_s=[1e5, 9e4]))
-    start = '<p class="dsnb-kicker">Fastest of 2 measured settings</p><p class="dsnb-headline">No advice below 5 '
-    assert start in found
-    assert '<p class="dsnb-following">Runner-up: ZeRO ' in found
-    assert ", fp32, 10 % slower" in found
+    assert "<p>2 settings were measured: no advice below 5.</p>" in found
+    cells = [re.sub("<[^>]+>", "|", row).strip("|") for row in found.split("<tr>")]
+    assert cells[1] == "Best so far||ZeRO 1, bf16, micro-batch 8"
+    assert cells[5].startswith("Or||ZeRO 2, fp32||10 % slower||9 GiB||too few runs to be sure")
+    assert "<p>Fastest of 2 measured settings. Speed and memory: measured, one run." in found
     assert "There are no runs here yet" in text(runs(3).head(0))
 
 
@@ -33,7 +38,7 @@ def test_tasks_are_never_compared_and_remarks_are_below_their_own():
     cards = text(failed).split('<section class="dsnb-answer">')[1:]
     assert ["Fastest of 2 measured settings" in card for card in cards] == [True, False]
     assert [card.count("<li>") for card in cards] == [1, 1]
-    assert "<h3>bloom-560m, sequence 512</h3>" in cards[0]
+    assert "<h3>bloom-560m, sequence 512 on 1 " in cards[0]
     assert "<li>All 2 runs succeeded.</li>" in cards[0]
     assert "<li>1 of 2 runs are not ok: 1 out of memory.</li>" in cards[1]
 
@@ -42,7 +47,7 @@ def test_the_price_of_the_runs_is_taken_and_probes_are_left_out():
     assert "at $4.00 a GPU-hour" in text(runs(1).assign(gpu_hours=0.5, cost=2.0, gpu_name="H200"))
     own = runs(2, **TWO)
     own.loc[0, "experiment"] = f"{own.loc[1, 'experiment']}_probe-bs8"
-    assert "Only one setting was measured" in text(own)
+    assert "1 setting was measured" in text(own)
 
 
 @pytest.mark.parametrize("hostile", ["</script><b>", "\"'&<b>" + "x" * 10_000])
@@ -141,6 +146,22 @@ def test_what_starts_the_best_setting_again(tmp_path):
         "tasks"
     ][0]
     assert unknown["candidates"]["take"] == {}
+    unknown = decision_data.tasks_payload(table.assign(precision=None), [0] * 2, names, [], [])
+    assumed = "Unknown of these runs, so that the files have dsnb's defaults: precision."
+    assert unknown["tasks"][0]["candidates"]["take"][0]["assumed"] == assumed
+
+
+def test_every_published_answer_has_files_for_other_programs():
+    """Of tables that state the setting."""
+    for name in ("lambda_1cc_opt", "dist_training_gpt2", "jean_zay_bloom7b"):
+        for task in tasks(dsnb.published(name)):
+            table = as_runs(task.runs)
+            names = list(table["experiment"].unique())
+            codes = [0] * (max(table.index) + 1)
+            sent = decision_data.tasks_payload(table, codes, names, [], [])["tasks"][0]
+            best = of_runs(table, Question()).options.index[0]
+            place = sent["candidates"]["experiment"].index(names.index(best))
+            assert sent["candidates"]["take"][place]["files"]
 
 
 def test_unstable_settings_are_named_with_their_slowest_and_fastest_ok_run():
@@ -180,9 +201,9 @@ def test_each_task_is_asked_for_what_suits_its_own_runs():
     one = runs(2, **TWO)
     several = runs(2, **TWO).assign(model="bloom-560m", gpus=[1, 2], tokens_per_s=[1e5, 1.5e5])
     cards = text(pd.concat([one, several], ignore_index=True)).split("<h3>")[1:]
-    kickers = {card.partition(",")[0]: card.partition("kicker")[2][2:] for card in cards}
-    assert kickers["gpt2"].startswith("Fastest of 2 measured settings<")
-    assert kickers["bloom-560m"].startswith("Fewest GPU-hours of 2 measured settings<")
+    found = {card.partition(",")[0]: card for card in cards}
+    assert "<p>Fastest of 2 measured settings." in found["gpt2"]
+    assert "<p>Fewest GPU-hours of 2 measured settings." in found["bloom-560m"]
 
 
 def test_a_plan_of_measured_settings_has_no_range_of_days():

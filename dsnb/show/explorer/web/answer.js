@@ -1,5 +1,11 @@
 // The answer, and comparisons of two settings, with data and templates of dsnb/results/answers.
 
+// The places in a text such as "3-5 9", as `ranges` in dsnb/show/render/decision_data.py writes them.
+const placesOf = (text) => text.split(" ").filter(Boolean).flatMap((part) => {
+  const [first, last = first] = part.split("-").map(Number);
+  return Array.from({ length: last - first + 1 }, (_, step) => first + step);
+});
+
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
   constructor(model, { candidates: columns, ...task }) {
@@ -18,13 +24,16 @@ class Task {
     this.places ??= new Map(first.map((setting, place) => [`${setting} ${second[place]}`, place]));
     const place = this.places.get(sides.join(" ")) ?? this.places.get([...sides].reverse().join(" "));
     if (!stored || place === undefined) return null;
-    const [factor, ofHosts] = [stored.factor[place], stored.other[place]];
+    const { hosts, notes } = stored;
+    stored.sidesOf ??= new Map(placesOf(hosts.at).map((pair, at) => [pair, [hosts.sides[hosts.first[at]], hosts.sides[hosts.second[at]]]]));
+    stored.noteOf ??= new Map(Object.entries(notes).flatMap(([text, pairs]) => placesOf(pairs).map((pair) => [pair, text])));
+    const [factor, ofHosts] = [stored.factor[place], stored.sidesOf.get(place)];
     if (factor === null && !ofHosts) return null; // too few runs
     const order = first[place] === sides[0] ? [0, 1] : [1, 0];
-    const [base_n, n] = ofHosts ? order.map((side) => ofHosts[side]) : sides.map((side) => stored.n[side]);
-    const means = ofHosts ? order.map((side) => ofHosts[2 + side]) : sides.map((side) => stored.values[side]);
+    const [base_n, n] = ofHosts ? order.map((side) => ofHosts[side][0]) : sides.map((side) => stored.n[side]);
+    const means = ofHosts ? order.map((side) => ofHosts[side][1]) : sides.map((side) => stored.values[side]);
     const values = name === "days" ? means.map((rate) => (state.train_tokens || this.tokens) / rate / 86400) : means;
-    return { base_n, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.note[place]] ?? "" };
+    return { base_n, n, counted: ofHosts ? "host" : "run", values, reach: factor ?? NaN, note: this.model.texts[stored.noteOf.get(place)] ?? "" };
   }
 }
 
@@ -109,14 +118,15 @@ class Answer {
     [this.best, this.second] = this.options;
   }
 
-  // Ranked options, the first with enough runs before a better one with fewer if the gain is irrelevant: `_ranked` in decide.py.
+  // Ranked options, the first with enough runs before a better one with fewer, unless the gain is clear: `_ranked` in decide.py.
   repeatedFirst(options) {
     const { objective, relevance } = this.state;
     const least = LEAST[objective];
-    const fewest = this.model.limits.fewestRuns;
+    const { fewestRuns: fewest, clear } = this.model.limits;
+    const doubted = objective === "memory" ? 1 : clear; // one run shows the memory
     this.isByRepeats = false;
     if (!options.length || options[0].n >= fewest) return options;
-    const sure = options.find((one) => one.n >= fewest && one[least] * (1 - relevance) <= options[0][least]);
+    const sure = options.find((one) => one.n >= fewest && one[least] <= Math.max(doubted, 1 / (1 - relevance)) * options[0][least]);
     if (!sure) return options;
     this.isByRepeats = sure[least] > options[0][least];
     return [sure, ...options.filter((one) => one !== sure)];
@@ -143,12 +153,7 @@ class Answer {
       memory_name: task.memory, memory: known(best.memory), capacity: known(best.capacity), free: best.capacity === null ? "" : known(best.capacity - best.memory),
       memory_word: best.memory === null ? "" : "memory",
     };
-    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
-    const kicker = this.fill("kicker", {
-      best: fill(model.words.best[state.objective], best),
-      options: options.length > 1 ? fixed(options.length, 0) : "",
-      basis: isOfOneBasis ? best.basis : "",
-    });
+    const kicker = this.kicker();
     const basis = this.fill("basis", facts);
     const lines = { ...best, note: this.note(), following: this.following(), basis };
     const settings = fixed(this.measured.length, 0);
@@ -156,6 +161,19 @@ class Answer {
     const headline = task.few ? this.fill("headline.few", { ...facts, ...counts }) : this.fill("headline", facts);
     if (!this.isBeyond) return { ...lines, kicker, headline, costs: this.fill("costs", facts), tiles: this.tiles(facts) };
     return { ...lines, headline: this.fill("headline.beyond", this.least("days")), costs: this.beyond(facts) };
+  }
+
+  // Among how many settings this is the best one; if its runs put it first, among those with as many.
+  kicker() {
+    const { best, options, model, isByRepeats } = this;
+    const compared = isByRepeats ? options.filter(({ n }) => n >= model.limits.fewestRuns) : options;
+    const isOfOneBasis = options.every(({ basis }) => basis === best.basis);
+    return this.fill(isByRepeats ? "kicker.confirmed" : "kicker", {
+      n: best.n,
+      best: fill(model.words.best[this.state.objective], best),
+      options: compared.length > 1 ? fixed(compared.length, 0) : "",
+      basis: isOfOneBasis ? best.basis : "",
+    });
   }
 
   whyNot() {
@@ -214,7 +232,6 @@ class Answer {
       atHand > most && this.fill("note.only_measured", facts),
       this.tooSlow && this.fill("note.too_slow", { too_slow: fixed(this.tooSlow, 0) }),
       this.unstable && this.fill("note.unstable", { unstable: fixed(this.unstable, 0) }),
-      this.isByRepeats && this.fill("note.by_repeats", { relevance: percent(state.relevance) }),
       this.task.few,
     ]);
   }
@@ -226,7 +243,9 @@ class Answer {
     const differing = this.differing();
     const more = best.memory === null || second.memory === null ? 0 : second.memory - best.memory;
     const gib = Math.abs(more) >= model.limits.shownGib ? significant(Math.abs(more)) : "";
-    return this.fill("following", { changes: this.changes(differing), difference: this.difference(), gib, more: more > 0 ? "more" : "less", training: this.training(differing) });
+    const facts = { changes: this.changes(differing), difference: this.difference(), gib, more: more > 0 ? "more" : "less", training: this.training(differing) };
+    if (!this.isByRepeats) return this.fill("following", facts);
+    return this.fill("following.perhaps", { ...facts, size: this.size(this.compared()), n: second.n, several: second.n > 1 ? second.n : "" });
   }
 
   // The differences of the second option that change the training and not only its speed.
@@ -278,20 +297,28 @@ class Answer {
     return this.state.objective === "time" ? -100 * change : 100 * (1 / (1 + change) - 1);
   }
 
-  // How much worse the mean of the second setting is, with its interval; with too few runs, the median.
-  difference() {
-    const { best, state, model } = this;
-    const { limits, words } = model;
-    const result = this.compared();
+  // How much worse the mean of the second setting is; with too few runs, the median.
+  size(result) {
+    const { best, state, model: { limits, words } } = this;
     if (Number.isNaN(result.change)) return "";
+    const worse = this.worsening(result.change);
+    const isBetter = Number(worse <= -limits.equalPct);
+    const isByMean = !["too few runs", "none"].includes(verdictOf(result, state.relevance, limits));
+    return this.fill("size", {
+      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
+      worse: fill(words.worse[state.objective][isBetter], best), mean: isByMean ? words.byMean[isBetter] : "",
+    });
+  }
+
+  // The same, and how certain that is.
+  difference() {
+    const { state, model: { limits } } = this;
+    const result = this.compared();
+    const size = this.size(result);
+    if (!size) return "";
     const verdict = verdictOf(result, state.relevance, limits);
     const isFew = verdict === "too few runs";
     const worse = this.worsening(result.change);
-    const isBetter = Number(worse <= -limits.equalPct);
-    const size = this.fill("size", {
-      by: Math.abs(worse) < limits.equalPct ? "no" : `${significant(Math.abs(worse), 2)} %`,
-      worse: fill(words.worse[state.objective][isBetter], best), mean: isFew || verdict === "none" ? "" : words.byMean[isBetter],
-    });
     const isClear = Math.max(1 + result.change, 1 / (1 + result.change)) >= limits.clear; // by single runs as well
     if (verdict === "none" || (isFew && isClear)) return size;
     if (isFew) {

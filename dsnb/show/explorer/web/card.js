@@ -1,4 +1,4 @@
-// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices. Then the answers to all tasks.
+// The card: the answer to the selected task, and its inputs, such as objective, tokens and prices.
 
 const onEntry = (read) => ({ onchange: read, onkeydown: ({ key }) => key === "Enter" && read() }); // JupyterLab may keep Enter
 
@@ -98,8 +98,9 @@ class Card {
     this.tasks.value = code;
     this.form.hidden = !task;
     this.takeAway.hidden = true;
-    this.basis.hidden = !task;
+    this.title.hidden = !task?.title;
     this.kicker.textContent = "";
+    this.basis.hidden = !task;
     if (!task) {
       this.text.replaceChildren(element("p", {}, model.words.noRuns));
       return;
@@ -109,6 +110,7 @@ class Card {
     this.remarks.replaceChildren(...remarks.map((remark) => element("li", {}, remark)));
     this.basisTitle.textContent = fill(model.words.basis, { remarks: remarks.length || "" });
     this.answer = task === model.allTasks ? null : new Answer(model, task, state);
+    this.basis.hidden = !this.answer;
     if (this.answer) this.showAnswer(task, { ...this.answer.words(), worth: model.predictions.worthMeasuring(this.answer) });
     else this.text.replaceChildren(element("p", {}, model.words.allTasks));
   }
@@ -116,7 +118,7 @@ class Card {
   showQuestion(state, task) {
     const { model } = this;
     const candidates = (task === model.allTasks ? model.tasks : [task]).flatMap((one) => one.candidates);
-    this.shownKinds = [...new Set(candidates.map(({ kind }) => kind))];
+    const shownKinds = candidates.map(({ kind }) => kind);
     this.objective.value = state.objective;
     this.usual = task.tokens ?? null; // of all tasks, each has its own
     this.tokens.show(state.train_tokens || this.usual);
@@ -130,7 +132,7 @@ class Card {
     this.relevance.show(state.relevance);
     this.kinds.forEach((kind, index) => {
       this.prices[index].show(priceOf(model, state, kind));
-      this.prices[index].node.hidden = !this.shownKinds.includes(kind);
+      this.prices[index].node.hidden = !shownKinds.includes(kind);
     });
   }
 
@@ -151,7 +153,7 @@ class Card {
   filesOf({ files = {} }, of) {
     const { texts } = this.model;
     return Object.entries(files).map(([name, [first, others]]) => {
-      const lines = [first, ...texts[others].split(" ")].map((place) => texts[place]);
+      const lines = [first, ...placesOf(texts[others])].map((place) => texts[place]);
       const text = lines.map((line) => `${line}\n`).join("");
       return folded(name, copied(`${name}${of}`, text));
     });
@@ -163,6 +165,7 @@ class Card {
       ["Entry of a params file", this.model.say("take.entry", take)],
       ["Command line", this.model.say("take.command", take)],
     ].filter(([, text]) => text).map(([title, text]) => element("div", {}, element("h3", {}, title), copied(title, text)));
+    if (take.assumed) blocks.push(soft(take.assumed));
     blocks.push(...this.filesOf(take, ""));
     for (const other of others) {
       const title = `Alternative: ${other.setting || this.model.experiments.names[other.experiment]}`;
@@ -191,10 +194,3 @@ const copied = (title, text) => {
   }, { "aria-label": `Copy: ${title}` });
   return box("dsnb-copied", shown, copy);
 };
-
-// The answers to all tasks; a press on the title of a task opens it.
-const overview = (model, state, open) => model.tasks.map((task) => {
-  const { headline, costs, note = "" } = new Answer(model, task, { ...state, task: task.title }).words();
-  const title = element("h3", {}, button(task.title, () => open(task.title), { class: "dsnb-link" }));
-  return element("div", {}, title, element("p", {}, headline), soft(joined([costs, note])));
-});

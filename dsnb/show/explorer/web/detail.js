@@ -16,7 +16,7 @@ class Detail {
     if (this.node.hidden) return;
     const steps = model.series[run];
     const experiment = model.experiments.codes[run];
-    this.title.textContent = `${model.experiments.names[experiment]}, run ${model.repeats[run] ?? "?"}`;
+    this.title.textContent = `${model.short[experiment]}, run ${model.repeats[run] ?? "?"}`;
     this.facts.replaceChildren(...this.describe(run, steps), this.figures(run, state), this.buttons(run, experiment));
     this.grid.hidden = !steps?.step && !steps?.sample_s;
     if (!this.grid.hidden) model.seriesCharts.forEach((part, index) => this.charts[index].draw(series(model, steps, part)));

@@ -10,13 +10,16 @@ class Explorer {
     Object.assign(this, { root, model, changed: live?.changed ?? (() => {}), state: payload.state });
     const set = (patch) => this.set(patch);
     this.card = new Card(model, set);
-    this.overview = element("section", { class: "dsnb-card dsnb-grid dsnb-wrapped", "aria-label": "All tasks" });
+    this.overview = new TaskTable(model, (task) => {
+      this.set({ task });
+      this.card.models.focus();
+    });
     this.single = box("dsnb-single"); // the views of one task
     this.controls = new Controls(model, set);
     this.count = element("p", { class: "dsnb-count", role: "status" });
     this.legend = new Legend(model, set);
     this.titles = { scatter: element("span"), medians: element("span") };
-    [this.about, this.laneNote, this.lossNote] = [soft("", { class: "dsnb-soft dsnb-unprinted" }), soft(), soft()];
+    [this.about, this.laneNote, this.lossNote, this.shared] = [soft("", { class: "dsnb-soft dsnb-unprinted" }), soft(), soft(), soft()];
     this.regionHint = soft(model.words.region, { class: "dsnb-soft dsnb-unprinted" });
     this.clear = button("Clear region", () => set({ brush: null }));
     this.front = element("section", { class: "dsnb-card dsnb-front" });
@@ -33,7 +36,7 @@ class Explorer {
     this.medians = new Chart("medians", "Medians of the selected experiments", events);
     this.losses = new Chart("lines", "Losses of the selected runs", { ...events, highlight: true });
     for (const chart of this.charts()) chart.menu.append(saveButton(chart, () => this.describePicture(chart)));
-    root.replaceChildren(this.card.node, this.overview, this.single);
+    root.replaceChildren(this.card.node, this.overview.node, this.single, ...model.sources.map(sourceNote));
     const filters = element("details", { class: "dsnb-fold" }, element("summary", {}, "Filters and axes"), this.controls.node);
     const head = box("dsnb-toolbar", element("h3", {}, this.titles.scatter), this.count, filters);
     const notes = [this.clear, this.laneNote, this.regionHint, this.about];
@@ -51,7 +54,7 @@ class Explorer {
         card("Effect of one change", field("Baseline", this.base), this.effectBox),
         this.pins.node,
       ),
-      card("Medians and runs", this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
+      card("Medians and runs", this.shared, this.table.node, soft(model.words.whole)), model.predictions.node ?? "",
     );
     this.restore();
     this.listeners = new AbortController();
@@ -127,12 +130,9 @@ class Explorer {
     this.selected = model.brushed(this.filtered, state);
     this.groups = model.grouped(this.selected);
     this.single.hidden = model.task(state) === model.allTasks;
-    this.overview.hidden = !this.single.hidden;
+    this.overview.node.hidden = !this.single.hidden;
     if (this.single.hidden) {
-      this.overview.replaceChildren(...overview(model, state, (task) => {
-        this.set({ task });
-        this.card.models.focus();
-      }));
+      this.overview.show(state);
       return;
     }
     this.controls.show(state);
@@ -155,6 +155,7 @@ class Explorer {
     const ofTask = all < model.runs ? " of this task" : "";
     const bad = model.notOk(selected);
     this.count.textContent = `${selected.length} of ${count(all, "run")}${ofTask} in ${count(this.groups.size, "experiment")} selected${bad ? `; ${bad} not ok` : ""}.`;
+    this.shared.textContent = model.task(state)?.shared ?? "";
     const titleOf = (name) => model.named.get(name)?.title ?? "nothing measured";
     const [y, x, along] = [state.y, state.x, state.along].map(titleOf);
     this.scatter.title = this.titles.scatter.textContent = `${y} against ${x}`;
@@ -196,7 +197,7 @@ class Explorer {
     const { model, state } = this;
     if (isPredicted) return model.predictions.describe(id);
     const experiment = isExperiment ? id : model.experiments.codes[id];
-    const lines = [model.experiments.names[experiment], model.short[experiment]];
+    const lines = [model.short[experiment]];
     const runs = isExperiment ? model.whole.get(experiment) : [id];
     for (const { name, heading: title } of model.figuresOf(state)) {
       const { n, ...spread } = model.spread(name, experiment, state, runs);
@@ -238,6 +239,9 @@ class Explorer {
     this.charts().forEach((chart) => chart.destroy());
   }
 }
+
+// A table of published data: its title, which links to it where it has an address, who published it, and when.
+const sourceNote = ({ title, about, link }) => soft([link ? element("a", { href: link }, title) : title, about]);
 
 // Skip tables out of view in the next frame (style.css) and lay them out after it. The class is only set while the browser paints, since
 // `innerText` leaves out skipped text.

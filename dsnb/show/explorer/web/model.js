@@ -7,9 +7,11 @@ const median = (values) => {
 };
 
 // The numbers of a figure, as `stored` in dsnb/show/explorer/payload.py packs them; NaN where one is missing.
-const columnOf = ({ values, of, factors, codes }, columns) => {
+const columnOf = ({ values, shortDigits, of, factors, codes }, columns) => {
   if (of) return columns.get(of).map((value, run) => value * factors[codes ? codes[run] : 0]);
-  return new Float64Array(Uint8Array.from(atob(values), (character) => character.charCodeAt(0)).buffer);
+  const { buffer } = Uint8Array.from(atob(values), (character) => character.charCodeAt(0));
+  if (!shortDigits) return new Float64Array(buffer);
+  return Float64Array.from(new Float32Array(buffer), (value) => Number(value.toPrecision(shortDigits)));
 };
 
 // The Pareto front of points {x, y}, from best x to best y. A point beats another one if it is no worse in both figures, or with a tolerance if

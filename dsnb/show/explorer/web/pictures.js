@@ -52,15 +52,15 @@ const shortened = (name) => {
   return `${name.slice(0, end < 0 ? LONGEST_NAME : end + 1)} …`;
 };
 
-// The experiments to name in a chart, first those that matter most: the answer, the next best, the front, and where few are shown the others in the order of
-// the answer. A name is the setting without the parts that all of these share, or the changes to the answer if they are shorter.
+// The experiments to name in a chart, first those that matter most: the answer, the next best, the front, and where few are shown the others in
+// the order of the answer. A name is the setting without the parts that all of these share, or the changes to the answer if they are shorter.
 const named = (model, shown, front, answer) => {
   const options = answer?.options ?? [];
   const others = shown.size > MOST_NAMED ? [] : options;
   const experiments = [...options.slice(0, 2), ...front, ...others].map(({ experiment }) => experiment);
   const isKnown = (experiment) => shown.has(experiment) && model.candidates.has(experiment);
   const chosen = [...new Set(experiments)].filter(isKnown).slice(0, MOST_NAMED).map((experiment) => model.candidates.get(experiment));
-  const partsOf = ({ setting, place }) => [...setting.split(", "), place];
+  const partsOf = ({ setting, place }) => [...setting.split(", "), place].filter(Boolean);
   const isShared = (part) => chosen.length > 1 && chosen.every((one) => partsOf(one).includes(part));
   const nameOf = (one) => {
     const name = partsOf(one).filter((part) => !isShared(part)).join(", ");
@@ -76,9 +76,9 @@ const named = (model, shown, front, answer) => {
 const betterCorner = (model, state) => {
   const sides = [state.x, state.y].map((name) => model.better(name));
   if (sides.includes(null)) return [];
-  const [isRight, isUp] = sides.map((better) => better === "higher");
-  const turns = isRight ? (isUp ? 2 : 3) : isUp ? 1 : 0; // quarters, clockwise from the top
-  return [{ right: Number(isRight), up: Number(isUp), from: (turns * Math.PI) / 2, to: ((turns + 1) * Math.PI) / 2, text: model.words.better }];
+  const [right, up] = sides.map((better) => Number(better === "higher"));
+  const turns = [[0, 1], [3, 2]][right][up]; // quarters, clockwise from the top
+  return [{ right, up, from: (turns * Math.PI) / 2, to: ((turns + 1) * Math.PI) / 2, text: model.words.better }];
 };
 
 // The first chart: runs, the Pareto front, runs that are not ok, names, and a star at the setting of the answer.
@@ -119,9 +119,8 @@ const scatter = (model, state, filtered, selected, front, answer) => {
   const best = shown.has(answer?.best?.experiment) ? answer.best : null;
   const ranks = new Map(front.map(({ experiment }, order) => [experiment, String(order + 1)]));
   const { names, shared } = named(model, shown, front, answer);
-  const labels = names.map(({ experiment, name }, order) => {
-    return { ...spot(experiment), order, name: shortened(name), weight: experiment === best?.experiment ? "bold" : "normal" };
-  });
+  const weight = (experiment) => (experiment === best?.experiment ? "bold" : "normal");
+  const labels = names.map(({ experiment, name }, order) => ({ ...spot(experiment), order, name: shortened(name), weight: weight(experiment) }));
   const missing = filtered.filter((run) => model.ok[run] && !isMeasured(run)).length;
   const notes = [
     shared ? fill(model.words.shared, { shared }) : "",
@@ -132,7 +131,8 @@ const scatter = (model, state, filtered, selected, front, answer) => {
   const region = state.brush && !nominal ? [{ x: clipped("x", 0), x2: clipped("x", 1), y: clipped("y", 0), y2: clipped("y", 1) }] : [];
   const data = {
     region, points, failed: crosses, predicted, front: front.map(({ experiment }) => ({ experiment, number: ranks.get(experiment), ...spot(experiment) })),
-    names: labels, obstacles: shown.size > MOST_NAMED ? [] : points, best: best ? [spot(best.experiment)] : [], corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
+    names: labels, obstacles: shown.size > MOST_NAMED ? [] : points, best: best ? [spot(best.experiment)] : [],
+    corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
   };
   return { signals, types, data, message, note: joined(notes) };
 };

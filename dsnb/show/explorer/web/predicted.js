@@ -65,28 +65,39 @@ class Predictions {
     return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(nearest ? [`nearest run: ${nearest}`] : []), ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
+  // The best predicted setting of a task, as an option of its answer; undefined without any.
+  best(answer) {
+    const { state, model } = answer;
+    const least = LEAST[state.objective];
+    const figures = (place) => ({ rate: this.value("tokens_per_s", place, state), memory: this.value("peak_allocated_gib", place, state) });
+    const options = this.shown({ task: state.task })
+      .filter((place) => this.fit[place] !== "no" && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
+      .map((at) => answer.option({
+        at, setting: this.settings[at], ...figures(at), gpus: this.gpus[at], kind: this.kinds[at],
+        place: `${this.gpus[at]} ${this.kinds[at]}`, power: null, basis: "predicted",
+      }))
+      .filter((option) => option[least] > 0);
+    if (!options.length) return undefined;
+    const smallest = (some) => some.reduce((one, other) => (other[least] < one[least] ? other : one));
+    const close = (1 + model.limits.worthRoom) * smallest(options)[least];
+    const roomy = options.filter((one) => this.fit[one.at] !== "tight" && one[least] <= close);
+    return smallest(roomy.length ? roomy : options);
+  }
+
   // A sentence on the best predicted setting if it beats the best measured one; otherwise empty.
   worthMeasuring(answer) {
     const { state, best, task, model } = answer;
     const isMemory = state.objective === "memory";
     const least = LEAST[state.objective];
     if (state.global_batch || (isMemory && best && task.memoryFigure !== "peak_allocated_gib")) return "";
-    const figures = (place) => ({ rate: this.value("tokens_per_s", place, state), memory: this.value("peak_allocated_gib", place, state) });
-    const options = this.shown({ task: state.task })
-      .filter((place) => this.fit[place] !== "no" && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
-      .map((place) => answer.option({ place, ...figures(place), gpus: this.gpus[place], kind: this.kinds[place], power: null }))
-      .filter((option) => option[least] > 0);
-    if (!options.length) return "";
-    const smallest = (some) => some.reduce((one, other) => (other[least] < one[least] ? other : one));
-    const close = (1 + model.limits.worthRoom) * smallest(options)[least];
-    const roomy = options.filter((one) => this.fit[one.place] !== "tight" && one[least] <= close);
-    const option = smallest(roomy.length ? roomy : options);
+    const option = this.best(answer);
+    if (!option) return "";
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
-    const setting = `${this.names[option.place]}, predicted and not measured: ${heading} ${texts[option.place]}`;
+    const setting = `${this.names[option.at]}, predicted and not measured: ${heading} ${texts[option.at]}`;
     if (!best) return model.say("worth.first", { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
-    const sure = gain > (errors[option.place] ?? Infinity) ? "more than" : "within";
+    const sure = gain > (errors[option.at] ?? Infinity) ? "more than" : "within";
     const what = model.words.gain[state.objective];
     return model.say("worth", { setting, gain: significant(gain, 2), what, sure });
   }

@@ -5,6 +5,23 @@ const ROWS_PER_PAGE = 20;
 // Whether a column says the same of all runs, or nothing.
 const isConstant = (values) => (values.length > 1 && values.every((value) => value === values[0])) || values.every(Number.isNaN);
 
+// The heads of columns, which sort their table; the one that has the focus keeps it.
+const showHeads = (head, columns, sort, sortBy) => {
+  const focused = head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
+  head.replaceChildren(...columns.map(({ name, title, isText, isMinor }) => {
+    const direction = sort?.[0] === name ? sort[1] : "none";
+    const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
+    return element("th", attributes, button(title, () => sortBy(name)));
+  }));
+  if (focused) head.querySelector(`th[data-name="${focused}"] button`)?.focus();
+};
+
+// A row of columns about an item; the first one is its head.
+const itemRow = (columns, item, attributes = {}) => element("tr", attributes, ...columns.map(({ text, isText, isMinor, isBad }, index) => {
+  const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
+  return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
+}));
+
 // The medians of the selected settings, or the runs behind them: sortable, in pages, saved as CSV.
 class RunTable {
   constructor(model, open, set) {
@@ -81,7 +98,8 @@ class RunTable {
       const last = figures.length ? ["spread"] : [];
       const medians = ["experiment", "n", "failed", ...figures, ...last];
       const differ = ({ name, value }) => name === "experiment" || !isConstant(runs.map(value));
-      const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : [...this.known.values()].filter(differ);
+      const shown = [...this.known.values()].filter(({ name }) => !model.otherSpeeds.includes(name));
+      const columns = view === "medians" ? medians.map((name) => this.known.get(name)) : shown.filter(differ);
       this.shown = { task: state.task, view, columns };
     }
     return this.shown.columns;
@@ -91,26 +109,16 @@ class RunTable {
     Object.assign(this, { state, view: state.table, known: this.views[state.table] });
     this.node.classList.toggle("dsnb-medians", this.view === "medians");
     for (const one of this.switches) one.setAttribute("aria-pressed", String(one.dataset.view === this.view));
-    const focused = this.head.contains(document.activeElement) ? document.activeElement.closest("th").dataset.name : null;
-    this.head.replaceChildren(...this.shownColumns().map(({ name, title, isText, isMinor }) => {
-      const direction = state.sort?.[0] === name ? state.sort[1] : "none";
-      const attributes = { scope: "col", "aria-sort": direction, class: isText ? "dsnb-text" : isMinor ? "dsnb-unprinted" : null, "data-name": name };
-      return element("th", attributes, button(title, () => this.sortBy(name)));
-    }));
+    showHeads(this.head, this.shownColumns(), state.sort, (name) => this.sortBy(name));
     this.items = this.sorted(this.view === "medians" ? [...groups.keys()] : runs);
     this.drawPage(0);
-    if (focused) this.head.querySelector(`th[data-name="${focused}"] button`)?.focus();
   }
 
   drawPage(page) {
     const { items } = this;
     const [first, last] = [page * ROWS_PER_PAGE, Math.min((page + 1) * ROWS_PER_PAGE, items.length)];
-    const cell = ({ text, isText, isMinor, isBad }, index, item) => {
-      const classes = [isText && "dsnb-text", isMinor && "dsnb-unprinted", isBad?.(item) && "dsnb-bad"].filter(Boolean).join(" ");
-      return element(index ? "td" : "th", { scope: index ? null : "row", class: classes || null }, text(item));
-    };
     const columns = this.shownColumns();
-    this.body.replaceChildren(...items.slice(first, last).map((item) => element("tr", {}, ...columns.map((column, index) => cell(column, index, item)))));
+    this.body.replaceChildren(...items.slice(first, last).map((item) => itemRow(columns, item)));
     this.page = page;
     this.range.textContent = `${items.length ? first + 1 : 0} to ${last} of ${items.length}`;
     this.back.disabled = page === 0;
@@ -157,7 +165,8 @@ const changeParts = (model, name, { values, text, verdict, reason, note, within 
   const isKnown = model.better(name) && verdict === "likely";
   const colour = isBetter ? "dsnb-better" : "dsnb-bad";
   const timed = name.startsWith("tokens_per_s") || name === "step_time_mean_s"; // the figures that the steps' spread is about
-  const remarks = [reason, joined([note, timed && within], "; ")].filter(Boolean);
+  const said = verdict === "too few runs" ? "" : reason; // which is said once, of both settings
+  const remarks = [said, joined([note, timed && within], "; ")].filter(Boolean);
   const figure = box(`dsnb-figure ${isKnown ? colour : "dsnb-soft"}`, text);
   return [figure, ...remarks.map((one) => box("dsnb-verdict", one))];
 };
@@ -183,11 +192,13 @@ const effectTable = (model, effects, figures, relevance) => {
   const texts = effects.map(({ axis, before, after }) => `${axis.title}: ${axis.labels[before]} → ${axis.labels[after]}`);
   const rows = effects.map((effect, place) => {
     const isTwice = texts.indexOf(texts[place]) !== texts.lastIndexOf(texts[place]); // two sweeps measured the same setting
-    const name = isTwice && box("dsnb-verdict", model.experiments.names[effect.experiment]);
+    const name = isTwice && box("dsnb-verdict", model.short[effect.experiment]);
     const bad = model.notOk(effect.runs);
     const note = bad ? element("span", { class: "dsnb-bad" }, ` ${bad} of ${effect.runs.length} not ok`) : "";
+    const few = effect.changes.find(({ verdict }) => verdict === "too few runs");
+    const runs = few ? box("dsnb-verdict", model.say("few.runs", few)) : "";
     const cells = figures.map((figure, index) => changeParts(model, figure, effect.changes[index]));
-    return tableRow([texts[place], note, name], [changeBar(effect.changes[0], reach), ...cells]);
+    return tableRow([texts[place], note, name, runs], [changeBar(effect.changes[0], reach), ...cells]);
   });
   const titles = figures.map((name) => model.named.get(name).title);
   const head = ["change", `${titles[0]}, bar and interval`, ...titles].map((title, index) => heading(title, index < 2));
@@ -252,15 +263,16 @@ class Pins {
     const runs = pins.map((pin, side) => (typeof pin === "string" ? model.whole.get(settings[side]) : [pin]));
     const codes = (axis) => runs.map(([run]) => axis.codes[run]);
     const differing = model.axes.filter((axis) => axis.name !== "status" && new Set(codes(axis)).size > 1);
+    const changes = new Map(model.measured(runs.flat(), state).map(({ name }) => [
+      name, arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state),
+    ]));
+    const few = [...changes.values()].find(({ verdict }) => verdict === "too few runs");
     const rows = [
       ...differing.map((axis) => tableRow(axis.title, [...codes(axis).map((code) => axis.labels[code]), ""], "dsnb-differs")),
       tableRow("runs that are ok", [...runs.map((own) => `${own.length - model.notOk(own)} of ${own.length}`), ""]),
-      ...model.measured(runs.flat(), state).map(({ name }) => {
-        const change = arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state);
-        return tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)]);
-      }),
+      ...[...changes].map(([name, change]) => tableRow(model.named.get(name).heading, [...change.values.map((value) => model.number(name, value)), changeParts(model, name, change)])),
     ];
     const heads = ["figure", ...titles, "B against A"].map((title, place) => heading(title, !place));
-    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(model.words.values)];
+    return [scrollTable("A and B", heads, rows, "dsnb-pins dsnb-wrapped"), soft(joined([few && model.say("few.note", few), model.words.values]))];
   }
 }
