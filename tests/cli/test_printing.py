@@ -157,6 +157,20 @@ def test_a_summary_wraps_its_last_column_alone(runs, capsys, monkeypatch):
     assert "peak GiB" in shown[80]
 
 
+def test_the_answer_of_the_only_task_comes_before_its_table(runs, capsys):
+    print_summary(runs, Format.table)
+    answer, table, *_ = capsys.readouterr().out.split("\n\n")
+    title, warning, setting, time, speed, *_ = answer.splitlines()
+    assert title.startswith("gpt2, sequence 128, stdlib text on 1 NVIDIA H200: an assumed 2.5 ")
+    assert warning.startswith("Only ")
+    assert setting.startswith("Train with  ZeRO ")
+    assert (time.split()[0], speed.split()[0]) == ("time", "speed")
+    assert re.search(r" tokens/s  ± \d+\.\d %", speed)
+    assert table.startswith("gpt2, sequence 128, stdlib text, on 1 NVIDIA H200, all ")
+    print_summary(pd.concat([runs, runs.assign(model="opt-125m")]), Format.table)
+    assert "Train with" not in capsys.readouterr().out  # two tasks
+
+
 def test_runs_that_are_not_ok_are_counted_last_and_say_why(capsys):
     runs = made_up.runs(
         12, model=["gpt2"], seq_len=[128], gpus=[1], micro_batch_size=[8], grad_accum=[1]

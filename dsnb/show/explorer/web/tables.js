@@ -263,7 +263,8 @@ class Pins {
     const runs = pins.map((pin, side) => (typeof pin === "string" ? model.whole.get(settings[side]) : [pin]));
     const codes = (axis) => runs.map(([run]) => axis.codes[run]);
     const differing = model.axes.filter((axis) => axis.name !== "status" && new Set(codes(axis)).size > 1);
-    const changes = new Map(model.measured(runs.flat(), state).map(({ name }) => [
+    const figures = model.measured(runs.flat(), state).filter(({ name }) => !model.otherSpeeds.includes(name));
+    const changes = new Map(figures.map(({ name }) => [
       name, arePairs ? compared(model, name, ...settings, state) : inWords(model, name, ofRuns(model, name, ...runs, state), state),
     ]));
     const few = [...changes.values()].find(({ verdict }) => verdict === "too few runs");
