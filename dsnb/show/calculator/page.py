@@ -19,6 +19,7 @@ from dsnb.prediction.shapes import shape
 from dsnb.prediction.target import USUAL_NETWORK
 from dsnb.results.answers.lines import as_html
 from dsnb.results.answers.sentences import PHRASES, template
+from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import HOURS, SIZES, amount, fixed
 from dsnb.results.runs.templates import fill
 from dsnb.settings.records import paths
@@ -199,7 +200,7 @@ def _table(table: Table, name: str, length: int, way: str) -> str:
     record = table.record(shown)
     if record:
         best = f'<section class="dsnb-card">{as_html(data.lines(shown, record))}</section>'
-    heads = "".join(f'<th scope="col">{number}</th>' for number in counts)
+    heads = "".join(f'<th scope="col">{labels.count(number, "GPU")}</th>' for number in counts)
     caption = f"{CAPTIONS[way]} on {amount(tokens)} tokens, by GPU and number of GPUs"
     return f"""<h2>{html.escape(caption)}</h2>{best}
 <div class="dsnb-scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>
@@ -208,12 +209,17 @@ def _table(table: Table, name: str, length: int, way: str) -> str:
 
 
 def _figures(cell: Cell, record: dict[str, Any] | None) -> str:
-    """Return time with its range and GPU-hours of a cell, or that it does not fit; empty if it is unknown."""
+    """Return time with its range, GPU-hours and memory of a cell, or that it does not fit; empty if it is unknown."""
     if record is None:
         return ""
     if record["no"]:
         return str(WORDS["doesNotFit"])
     facts = data.time_facts(cell, record, data.usual_tokens(cell))
     time = f"{facts['least']} {facts['time']}".strip()
-    texts: Sequence[str] = [time, f"({facts['times']})", f"{facts['hours']} GPU-hours"]
+    texts: Sequence[str] = [
+        time,
+        f"({facts['times']})",
+        f"{facts['hours']} GPU-hours",
+        record["memory.0"],
+    ]
     return "<br>".join(html.escape(text) for text in texts if text != "()")
