@@ -78,10 +78,10 @@ def question() -> tuple[list[str], list[str]]:
         called.append(stop)
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        recommend(Path("gpt2"), gpu="H100")
+        recommend(Path("gpt2"), gpu=["H100"])
         sys.setprofile(profile)
         try:
-            recommend(Path("gpt2"), gpu="H100")
+            recommend(Path("gpt2"), gpu=["H100"])
         finally:
             sys.setprofile(None)
     return list(stops), [stop for stop, is_passing in stops.items() if is_passing]

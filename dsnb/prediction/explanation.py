@@ -154,7 +154,7 @@ def changes(before: Experiment, after: Experiment) -> list[str]:
     for name in named:
         if labels.has_effect(then, name):
             found.append(labels.choice(then, name))
-    return found or [f"{name} {then[name]}" for name in differing]
+    return found or [labels.choice(then, name) for name in differing]
 
 
 def _by(worse_pct: float, question: Question) -> str:

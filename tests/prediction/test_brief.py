@@ -3,9 +3,10 @@
 import pytest
 
 from dsnb.prediction import brief, ratio_errors
-from dsnb.prediction.explanation import LIMITS
+from dsnb.prediction.explanation import LIMITS, changes
 from dsnb.prediction.search import SearchResult
 from dsnb.results.answers.lines import height, text
+from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import given, searching, trace_nothing
 
 STAGES = [given(zero_stage=stage, gpus=8) for stage in (0, 1, 3)]
@@ -198,3 +199,9 @@ def test_measured_figures_have_the_spread_of_their_runs():
     assert alternatives(near)[0][1:] == ("5 % longer", "50 GiB", "their runs overlap")
     assert alternatives(far)[0][-1] == ""
     assert lines(near)["measured"].cells[0].startswith("Measured, not predicted")
+
+
+def test_a_difference_without_effect_is_said_in_words():
+    best = Experiment(model="gpt2", strategy="fsdp", gpus=8, gathered_weights="micro-batch")
+    other = best.model_copy(update={"gathered_weights": "pass"})
+    assert changes(best, other) == ["weights gathered for each pass"]
