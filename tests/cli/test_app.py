@@ -220,7 +220,7 @@ def test_summary_with_what_a_log_does_not_say(monkeypatch, tmp_path):
     path.write_text(LOGS["gpus_not_logged"])
     code, out, err = dsnb(monkeypatch, "summary", path, "--set", "gpus=16")
     assert (code, err) == (0, "")
-    assert out.startswith("opt-350m, sequence 512, on 16 GPUs\n")
+    assert out.startswith("opt-350m, sequence 512 on 16 GPUs: ")
     code, out, err = dsnb(monkeypatch, "summary", path, "--set", "micro_batch_size=8")
     assert (code, out) == (1, "")
     assert f"error: {path} says that micro_batch_size is 4, but 8 is stated" in err

@@ -8,7 +8,7 @@ import dsnb
 from benchmarks import ranges
 from dsnb.prediction import nearest
 from dsnb.prediction.gpus import find
-from dsnb.prediction.nearest import model_name, sentence
+from dsnb.prediction.nearest import sentence
 from dsnb.settings.experiment import Experiment
 from tests.prediction.made_up import given, trace_nothing
 
@@ -95,12 +95,6 @@ def test_nearer_runs_come_first(measured, near, far):
     for rows in (both, reversed(both)):
         measured(*rows)
         assert nearest.nearest(*asked).tokens_per_s == 1.0
-
-
-def test_names_of_models():
-    assert model_name("llama-3.1-8b") == "llama-3.1-8b"
-    assert model_name("benchmarks/params/h100/olmo2-7b.json") == "olmo2-7b"
-    assert model_name("/models/mine/config.json") == "mine"
 
 
 def test_every_prediction_has_a_nearest_run_instead_of_a_warning(monkeypatch):

@@ -95,7 +95,8 @@ def test_a_sweep_is_submitted_followed_finished_and_summarised(cluster, params):
     assert " in job " in line
     assert ": ok, " in line
     assert " left)" not in line
-    assert PAIR in done.stdout
+    assert "Best so far" in done.stdout
+    assert "ZeRO 1, fp32, micro-batch 2" in done.stdout
     assert len(json_files.read_lines(run.steps)) == 5
     assert run.job_log.read_text() == "ok: as planned\n"
     assert [node["host"] for node in json_files.read_json(run.nodes)["nodes"]] == ["n1", "n2"]

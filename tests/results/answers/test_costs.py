@@ -66,7 +66,7 @@ def test_settings_are_compared_by_memory_among_those_with_as_many_gpus():
             "memory_gib": [10.0, 5.0, 7.0, 4.0],
         },
         index=["alone", "fast", "slower and larger", "slowest and smallest"],
-    ).assign(kind="H200", global_batch=8, is_unstable=False)
+    ).assign(kind="H200", global_batch=8, is_unstable=False, n=4)
     assert may_be_best(table) == ["fast", "slowest and smallest", "alone"]
     assert may_be_best(table.assign(is_unstable=[False, True, False, False])) == [
         "slower and larger", "slowest and smallest", "alone",

@@ -88,15 +88,6 @@ def test_a_model_has_a_page_with_a_table_by_gpu():
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    sync = pytest.importorskip("playwright.sync_api")
-    with sync.sync_playwright() as playwright:
-        found = browser.launch(playwright)
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
 def shown(chromium, tmp_path_factory):
     """The page in a tab, with what it said and asked for."""
     home = tmp_path_factory.mktemp("site")

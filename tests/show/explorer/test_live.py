@@ -79,7 +79,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     tab.locator(".jp-Notebook .jp-Cell").first.click()
     tab.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     tab.keyboard.press("Shift+Enter")
-    tab.locator(".dsnb-explorer table").first.wait_for(timeout=120_000)
+    tab.locator(".dsnb-explorer table:visible").first.wait_for(timeout=120_000)
     tab.locator(".dsnb-count", has_text="60 of 60 runs").wait_for()
 
     # axes and labels have a colour
