@@ -228,7 +228,8 @@ def test_unstable_settings_are_last_not_ranked_and_explained():
     assert lines == [
         FASTEST,
         "1 setting is unstable and not ranked: its repeats differ by more than 1.5 times in tokens/s (zs0: 2,296 to "
-        "21,097). Measure it again while nothing else uses the machine (in the documentation: \"Tell differences from noise\").",
+        "21,097). Measure it again while nothing else uses the machine (in the documentation: "
+        '"Tell differences from noise").',
     ]
 
 

@@ -17,9 +17,7 @@ from tests.support.browser import violations
 from tests.support.notebooks import execute, run_cells
 from tests.support.small_sweep import NAMES
 
-ANSWER = re.compile(
-    "[Nn]o advice below 5|No measured setting trains gpt2-tiny in reasonable time"
-)
+ANSWER = re.compile("[Nn]o advice below 5|No measured setting trains gpt2-tiny in reasonable time")
 """The second on a machine that makes less than 3,171 tokens/s of these tiny batches."""
 
 
