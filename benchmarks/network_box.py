@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.h200 import make
+from benchmarks.network import SETTINGS as SETTINGS_OF_ROW
 from dsnb.base.system import hardware
 from dsnb.measure.launcher.probe import SETTINGS, measure_bandwidth
 from dsnb.measure.sweep.params import Run, load_sweep
@@ -50,18 +51,6 @@ CHANGING = 1
 """Steps after a change that do not count, since they are partly at the former speed."""
 POLL_S = 0.02
 """Seconds between two looks at the steps."""
-COLUMNS = (
-    "model",
-    "strategy",
-    "zero_stage",
-    "shard_size",
-    "gpus",
-    "micro_batch_size",
-    "grad_accum",
-    "seq_len",
-    "compile",
-)
-"""Settings in the table."""
 QUEUE_S = 0.05
 """Seconds after which a packet that waits in the queue is dropped."""
 
@@ -194,7 +183,7 @@ def table(output: Path, speeds: list[float]) -> pd.DataFrame:
         for number, gbit in enumerate(speeds):
             kept = steps[STEPS * number : STEPS * (number + 1)][CHANGING:]
             if kept:
-                row = {name: settings[name] for name in COLUMNS}
+                row = {name: settings[name] for name in SETTINGS_OF_ROW}
                 spread = {"step_s": np.median(kept), "least_s": min(kept), "most_s": max(kept)}
                 rows.append({**row, "limit_gbit": gbit, **spread, "steps": len(kept)})
     return pd.DataFrame(rows)
