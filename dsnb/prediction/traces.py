@@ -314,7 +314,10 @@ class _Tracer:
         """The names of the graphs that it has made."""
         self.lent = threading.Lock()
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
+        self.process = self._started()
+
+    def _started(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
             interpreter.command("-m", observe.__name__, str(IDLE_S)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -323,18 +326,35 @@ class _Tracer:
         )
 
     def ask(self, kind: str, experiment: Experiment) -> dict[str, Any]:
-        """Return the record of a setting, or a record with an `error`."""
+        """Return the record of a setting, or a record with an `error`.
+
+        A process that ended before it answered is replaced once: it may have been idle for too long
+        just when it was lent, which says nothing about the setting.
+        """
+        question = json.dumps([kind, experiment.model_dump(mode="json")]) + "\n"
+        answer = self._answer(question)
+        if answer is None:
+            self.process.kill()
+            self.process.wait()
+            self.process = self._started()
+            answer = self._answer(question)
+        if answer is not None:
+            return answer
+        self._errors.seek(0)
+        reason = (self._errors.read().strip().splitlines() or ["it printed nothing"])[-1]
+        return {"error": f"the model could not be traced: {reason}"}
+
+    def _answer(self, question: str) -> dict[str, Any] | None:
+        """Return the record that answers a question; None if the process ended before."""
         questions = cast("IO[str]", self.process.stdin)
         answers = cast("IO[str]", self.process.stdout)
         try:
-            questions.write(json.dumps([kind, experiment.model_dump(mode="json")]) + "\n")
+            questions.write(question)
             questions.flush()
             # DeepSpeed logs what it finds when it is imported.
             return dict(json.loads(next(line for line in answers if line.startswith("{"))))
         except (OSError, StopIteration, ValueError):
-            self._errors.seek(0)
-            reason = (self._errors.read().strip().splitlines() or ["it printed nothing"])[-1]
-            return {"error": f"the model could not be traced: {reason}"}
+            return None
 
 
 _tracers: list[_Tracer] = []

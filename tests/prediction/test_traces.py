@@ -216,3 +216,12 @@ def test_a_process_that_dies_says_why(monkeypatch):
     assert tracer.ask("memory", given()) == {
         "error": "the model could not be traced: out of memory"
     }
+
+
+@pytest.mark.process
+def test_a_process_that_ended_before_it_was_asked_is_replaced(monkeypatch):
+    scripts = iter(["exit 0", "read question; echo '{\"parameters\": 7}'"])
+    monkeypatch.setattr(traces.interpreter, "command", lambda *_: ["sh", "-c", next(scripts)])
+    tracer = traces._Tracer()
+    tracer.process.wait(timeout=WAIT_S)
+    assert tracer.ask("memory", given()) == {"parameters": 7}
