@@ -5,7 +5,7 @@ a pair of virtual interfaces that a token bucket limits in both directions. NCCL
 (`NCCL_HOSTID`), so that what crosses the halves goes through sockets, and each half keeps NVLink.
 
 `--gbit 0 10 1` makes each run of the params file once and lowers the speed while it trains (0: as
-fast as the interfaces are): `STEPS` steps at each; the first after a change do not count. Then
+fast as the interfaces are): `STEPS` steps at each; the first after a change does not count. Then
 it measures the network at each speed. OUTPUT/network.csv has a row for each setting and speed. After
 SECONDS no run is started any more, and a further call goes on. Needs root and pyroute2, since a GPU
 host often lacks `ip` and `tc`.
