@@ -23,6 +23,8 @@ MIN_SETTINGS = 5
 used."""
 MIN_PEAKS = 3
 """The same for peaks of memory."""
+MOST_NAMED = 3
+"""The most names of other settings that a warning lists."""
 LIMITS = tuned.numbers("limits")
 GPU = "GPU"
 FAMILY = "models of the family"
@@ -227,9 +229,7 @@ class Coverage(NamedTuple):
             if words in (GPU, FAMILY) and self.beside_nearest:
                 continue
             if name not in self.names[words]:
-                known = ", ".join(sorted(self.names[words] - {"none"}))
-                only = f", only {known}" if known else ""
-                sentences.append(f"no calibration run used {words} {name}{only}")
+                sentences.append(f"no calibration run used {words} {name}{self._only(words)}")
         for words, number in counted.items():
             least, most = self.ranges[words]
             margin = LIMITS.range_margin
@@ -239,6 +239,13 @@ class Coverage(NamedTuple):
                 seen = f"{least:,}" if least == most else f"{least:,} to {most:,}"
                 sentences.append(f"the {words} is {number:,}, calibration runs have {seen}")
         return sentences
+
+    def _only(self, words: str) -> str:
+        """Return what the runs used instead, if it is little enough to read."""
+        known = sorted(self.names[words] - {"none"})
+        if not 0 < len(known) <= MOST_NAMED:
+            return ""
+        return f", only {', '.join(known)}"
 
 
 _COVERED = tuned.TUNED["covered"]

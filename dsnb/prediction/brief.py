@@ -113,8 +113,7 @@ def _figures(search: Search, best: "pd.Series[Any]", least_gpus: int) -> Iterato
     experiment = search.asked[str(best.name)]
     facts = card.figures(best, search.question)
     shown = card.within_range(best)
-    hours = 24 * shown["days"] * best["tokens_per_s"] / shown["tokens_per_s"]
-    time, times = duration_within(hours, 24 * best["days_low"], 24 * best["days_high"])
+    time, times = duration_within(24 * shown["days"], 24 * best["days_low"], 24 * best["days_high"])
     bounds = {"least": "", "most": ""}
     if is_tight(best):
         bounds = WORDS["bounds"]

@@ -8,11 +8,12 @@ import pandas as pd
 from dsnb.prediction import brief
 from dsnb.prediction.nearest import runs
 from dsnb.prediction.target import Budget
+from dsnb.results.answers import card
 from dsnb.results.answers.answer import Answer
 from dsnb.results.answers.decide import is_tight
 from dsnb.results.answers.lines import Line, line, note
 from dsnb.results.answers.sentences import PHRASES, say
-from dsnb.results.runs.number_text import duration_within, rounded, significant
+from dsnb.results.runs.number_text import CARD_DIGITS, duration_within, significant, supported
 from dsnb.results.statistics.intervals import RELEVANCE
 
 COLUMNS = {"days": "days", "tokens_per_s": "days", "memory": "peak_allocated_gib", "cost": "cost"}
@@ -45,7 +46,7 @@ def compared(answers: Mapping[str, Answer], budget: Budget, gpus: int) -> Answer
     first = next(iter(fitting.values()))
     lines = [brief.title(experiments[0], budget.question(experiments[:1]), on, bool(first.assumed))]
     for place, experiment in enumerate(experiments):
-        row = table.iloc[place].to_dict()
+        row = card.within_range(table.iloc[place]).to_dict()
         lines.append(_row(row, [experiment.label, *_merits(table, place)], budget.currency))
     lines += [_unfit(name, one, gpus) for name, one in answers.items() if name not in fitting]
     known = {run.gpu for run in runs()}
@@ -73,9 +74,10 @@ def _row(row: Mapping[str, Any], remarks: Sequence[str], currency: str) -> Line:
     if is_tight(row):
         least = LEAST
         times = ""
-    spent = f"{rounded(row['gpu_hours'])} GPU-hours"
+    hours = supported(row["gpu_hours"], row["tokens_per_s_error_pct"] / 100, CARD_DIGITS)
+    spent = f"{hours} GPU-hours"
     if row["cost"] > 0:
-        spent = f"{currency}{significant(row['cost'])}"
+        spent = f"{currency}{card.cost_amount(row)}"
     return line(
         "gpu",
         place=f"{row['gpus']} {row['gpu']}",

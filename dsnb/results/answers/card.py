@@ -27,7 +27,16 @@ from dsnb.results.answers.evidence import changed_training, evidence
 from dsnb.results.answers.sentences import PHRASES, Sentence, say
 from dsnb.results.literature.tables import SOURCE, is_own
 from dsnb.results.runs import labels
-from dsnb.results.runs.number_text import amount, duration, fixed, signed, significant, span
+from dsnb.results.runs.number_text import (
+    CARD_DIGITS,
+    amount,
+    duration,
+    fixed,
+    signed,
+    significant,
+    span,
+    supported,
+)
 from dsnb.results.runs.sources import DATA
 from dsnb.results.runs.table import numbers
 from dsnb.results.runs.templates import fill
@@ -59,6 +68,8 @@ AMOUNTS = {
     "capacity": "gpu_memory_gib",
 }
 """Facts about a candidate, and their columns."""
+OF_TIME = ("step_time_s", "days", "gpu_hours", "energy_kwh", "cost")
+"""What grows with the time of a step."""
 ERRORS = {"rate_error": "tokens_per_s_error_pct", "memory_error": "peak_allocated_error_pct"}
 
 
@@ -180,7 +191,7 @@ def within_range(option: "pd.Series[Any]") -> "pd.Series[Any]":
         return option
     slower = option.copy()
     slower["tokens_per_s"] = end
-    for column in ("step_time_s", "gpu_hours", "energy_kwh"):
+    for column in OF_TIME:
         if column in option:
             slower[column] = option[column] * rate / end
     return slower
@@ -227,11 +238,19 @@ def cost(option: "pd.Series[Any]", question: Question, unit: str) -> str:
     return say(
         "cost",
         currency=question.currency,
-        amount=significant(option["cost"]),
+        amount=cost_amount(option),
         assumed=assumed,
         price=fixed(option["price"], 2),
         unit=unit,
     )
+
+
+def cost_amount(option: Mapping[str, Any]) -> str:
+    """Return what an option costs, with the digits that the error of its predicted speed supports."""
+    error_pct = option.get("tokens_per_s_error_pct", math.nan)
+    if math.isnan(error_pct):
+        return significant(option["cost"])
+    return supported(option["cost"], error_pct / 100, CARD_DIGITS)
 
 
 def needed_gpus(options: pd.DataFrame, question: Question) -> dict[str, Any]:

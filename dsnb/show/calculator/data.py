@@ -264,7 +264,9 @@ def load() -> Table:
     return read(FILE.read_bytes())
 
 
-def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) -> list[Line]:
+def lines(
+    cell: Cell, record: Mapping[str, Any], tokens: float | None = None, price: float = 0.0
+) -> list[Line]:
     """Return the lines of a recommendation; the page makes the same ones."""
     tokens = tokens or usual_tokens(cell)
     shown = [_title(cell, record, tokens)]
@@ -274,7 +276,7 @@ def lines(cell: Cell, record: Mapping[str, Any], tokens: float | None = None) ->
     if warnings:
         shown.append(line("warned", warnings=warnings[0].upper() + warnings[1:]))
     shown.append(line("train", setting=record["train.0"]))
-    shown.append(line("time", **time_facts(cell, record, tokens)))
+    shown.append(line("time", **time_facts(cell, record, tokens, price)))
     labels_ = {role: line(role).cells[0] for role in ("speed", "memory")}
     labels_ |= {f"alternative{place}": " " for place in range(1, ALTERNATIVES + 1)}
     labels_["alternative1"] = "Or"
@@ -300,8 +302,10 @@ def _title(cell: Cell, record: Mapping[str, Any], tokens: float) -> Line:
     )
 
 
-def time_facts(cell: Cell, record: Mapping[str, Any], tokens: float) -> dict[str, str]:
-    """Return the facts of the line on time."""
+def time_facts(
+    cell: Cell, record: Mapping[str, Any], tokens: float, price: float = 0.0
+) -> dict[str, str]:
+    """Return the facts of the line on time; `price` is that of a GPU-hour, 0 if it is unknown."""
     hours = tokens / record["rate"] / 3600
     low, high = (tokens / (record[end] or math.nan) / 3600 for end in ("high", "low"))
     time, times = duration_within(hours, low, high)
@@ -309,8 +313,13 @@ def time_facts(cell: Cell, record: Mapping[str, Any], tokens: float) -> dict[str
     if record["tight"]:
         least = PHRASES["of_lines"]["bounds"]["least"]
         times = ""
-    hours_of_gpus = supported(cell.gpus * hours, record["error"] / 100, CARD_DIGITS)
-    return {"least": least, "time": time, "times": times, "hours": hours_of_gpus, "unit": "GPU"}
+    facts = {"least": least, "time": time, "times": times, "unit": "GPU"}
+    error = record["error"] / 100
+    facts["hours"] = supported(cell.gpus * hours, error, CARD_DIGITS)
+    if price:
+        paid = supported(price * cell.gpus * hours, error, CARD_DIGITS)
+        facts["cost"] = say("cost", currency="$", amount=paid, price=fixed(price, 2), unit="GPU")
+    return facts
 
 
 def _warnings(record: Mapping[str, Any], tokens: float) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import dsnb
-from dsnb.results.answers.card import card, confirmed
+from dsnb.results.answers.card import card, confirmed, cost_amount, within_range
 from dsnb.results.answers.decide import Question, of_runs
 from dsnb.results.runs.number_text import MINUS
 from dsnb.results.statistics.tasks import tasks
@@ -41,6 +41,27 @@ def runs(count, repeats=1, **other):
         tokens_per_s_per_gpu=rates / table["gpus"],
         peak_allocated_gib=8.0 + place,
     )
+
+
+def test_no_figure_is_beyond_the_end_of_its_range():
+    """1,000 tokens/s, where nothing was ever faster than 800."""
+    option = {"tokens_per_s": 1000.0, "tokens_per_s_high": 800.0, "gpus": 2, "memory_gib": 5.0}
+    option |= {"step_time_s": 4.0, "days": 10.0, "gpu_hours": 480.0, "energy_kwh": 240.0}
+    shown = within_range(pd.Series(option | {"cost": 960.0}))
+    assert shown["tokens_per_s"] == 800
+    assert shown["step_time_s"] == 5
+    assert shown["days"] == 12.5
+    assert shown["gpu_hours"] == 600
+    assert shown["energy_kwh"] == 300
+    assert shown["cost"] == 1200
+    assert (shown["gpus"], shown["memory_gib"]) == (2, 5)
+
+
+def test_a_cost_has_the_digits_that_its_error_supports():
+    predicted = {"cost": 10412.5, "tokens_per_s_error_pct": 11.0}
+    assert cost_amount(predicted) == "10,400"
+    assert cost_amount(predicted | {"tokens_per_s_error_pct": 60.0}) == "10,000"
+    assert cost_amount({"cost": 10412.5}) == "10,413"  # measured
 
 
 def test_the_numbers_can_be_done_in_the_head():

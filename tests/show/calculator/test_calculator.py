@@ -116,9 +116,10 @@ def test_the_page_shows_the_lines_of_python(shown):
     cells = computed()
     some = random.sample(list(cells), 25)
     for cell in some:
-        for tokens in (None, 3e9, 15e12):
-            ask(shown.tab, **cell._asdict(), tokens=f"{tokens:.0f}" if tokens else "")
-            expected = [list(one.cells) for one in data.lines(cell, cells[cell], tokens)]
+        for tokens, price in ((None, 0), (3e9, 2.5), (15e12, 0.4)):
+            texts = {"tokens": f"{tokens:.0f}" if tokens else "", "price": str(price or "")}
+            ask(shown.tab, **cell._asdict(), **texts)
+            expected = [list(one.cells) for one in data.lines(cell, cells[cell], tokens, price)]
             assert shown.tab.evaluate(LINES) == expected, cell
 
 

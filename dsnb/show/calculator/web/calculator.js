@@ -135,7 +135,7 @@ class Calculator {
     const hours = (rate) => tokens / rate / SECONDS;
     const all = asked.gpus * hours(record.rate);
     const within = duration(this, hours(record.rate), hours(record.high || NaN), hours(record.low || NaN));
-    const paid = asked.price ? significant(asked.price * all) : "";
+    const paid = asked.price ? supported(asked.price * all, record.error / 100) : "";
     const cost = paid && fill(this.words.cost, { currency: "$", amount: paid, price: fixed(asked.price, 2), unit: "GPU" });
     const bound = record.tight ? { least: this.words.ofLines.bounds.least, times: "" } : {};
     return { ...within, ...bound, hours: supported(all, record.error / 100), unit: "GPU", cost, paid };
