@@ -1,10 +1,10 @@
 """Compute the answers of the calculator: `python -m docs.make_calculator`, again after predictions change.
 
 Every model of `GRID` on every GPU, number of GPUs and sequence length, trained whole and by LoRA, is asked of
-`dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Answers are kept in the user's cache, so an
-interrupted build goes on where it was; `--pack` writes what there is, and `--known` finds what needs no new trace of a
-model. A process finds the answers of all GPUs at a time: what candidates need and do does not depend on the GPU, and is
-computed once (`shared`).
+`dsnb.prediction.recommend.found`, the search of `dsnb recommend`. Answers are kept in the user's cache and in the
+package, so an interrupted build goes on where it was; `--pack` writes what there is, and `--known` finds what needs no
+new trace of a model. A process finds the answers of all GPUs at a time: what candidates need and do does not depend on
+the GPU, and is computed once (`shared`).
 
 `--check 300` compares as many random cells with `dsnb recommend`.
 """
@@ -26,6 +26,7 @@ from dsnb.base.errors import SettingsError
 from dsnb.base.files import cache as user_cache
 from dsnb.base.files import json_files
 from dsnb.prediction import (
+    accuracy,
     brief,
     candidates,
     explanation,
@@ -54,6 +55,7 @@ FIRST = (
     "mistral-7b", "gpt2", "gpt2-xl", "opt-1.3b", "llama-2-7b", "pythia-1.4b", "gemma-2-2b", "phi-4", "mixtral-8x7b",
 )  # fmt: skip
 """Models that are asked for most."""
+MAKE = traces._make
 COUNT_ORDER = (8, 1, 4, 2, 16, 64, 32)
 """Numbers of GPUs in the order of use: an unfinished build has the first of all models."""
 
@@ -190,11 +192,19 @@ def answered(cell: Cell) -> dict[str, Any]:
 
 
 class _Untraced(Exception):
-    """A model has to be traced."""
+    """A model has to be traced, or could not be."""
 
 
 def _refuse(*_: Any) -> Any:
     raise _Untraced
+
+
+def _strictly(make: Callable[..., Any], kind: str, missing: Any) -> Any:
+    """Trace settings as `traces._make` does, but lose none: an answer without it may be another one."""
+    problems = make(kind, missing)
+    if problems:
+        raise _Untraced("; ".join({str(problem) for problem in problems.values()}))
+    return problems
 
 
 def group(cells: list[Cell], known: bool = False) -> None:
@@ -202,6 +212,7 @@ def group(cells: list[Cell], known: bool = False) -> None:
     started = time.time()
     traces.WORKERS = 1
     traces._records.clear()
+    traces._make = partial(_strictly, MAKE)
     if known:
         traces._make = _refuse  # type: ignore[assignment]
     records = {}
@@ -209,7 +220,8 @@ def group(cells: list[Cell], known: bool = False) -> None:
         with shared():
             for cell in cells:
                 records[cell.gpu] = answered(cell)
-    except _Untraced:
+    except _Untraced as problem:
+        print(cells[0], problem, file=sys.stderr, flush=True)
         return
     json_files.write_json(_file(cells[0]), records)
     first = cells[0]
@@ -220,14 +232,20 @@ def group(cells: list[Cell], known: bool = False) -> None:
     )
 
 
+@cache
+def _code() -> str:
+    """Return a hash of the modules that find and word an answer, beside constants and templates."""
+    code = hashlib.sha256()
+    for module in (accuracy, brief, explanation, search, number_text):
+        code.update(Path(str(module.__file__)).read_bytes())
+    return code.hexdigest()[:8]
+
+
 def _home() -> Path:
     home = user_cache.home()
     if home is None:
         sys.exit("answers are kept in the cache of dsnb, and there is none: set DSNB_CACHE")
-    code = hashlib.sha256()
-    for module in (brief, explanation, search, number_text):
-        code.update(Path(str(module.__file__)).read_bytes())
-    named = [data.fingerprint(), data.wording(), code.hexdigest()[:8]]
+    named = [data.fingerprint(), data.wording(), _code()]
     return home / "calculator" / "-".join(named)
 
 
@@ -251,8 +269,26 @@ def groups() -> list[list[Cell]]:
     return sorted(cells.values(), key=order)
 
 
+def unpack(table: data.Table) -> int:
+    """Keep the answers of the package, unless something has changed that they rest on; return the number of groups."""
+    if (table.fingerprint, table.wording, table.code) != (
+        data.fingerprint(),
+        data.wording(),
+        _code(),
+    ):
+        return 0
+    unpacked = 0
+    for cells in groups():
+        records = {cell.gpu: table.record(cell) for cell in cells}
+        if not _file(cells[0]).exists() and None not in records.values():
+            json_files.write_json(_file(cells[0]), records)
+            unpacked += 1
+    return unpacked
+
+
 def build(processes: int, known: bool) -> None:
     """Find the answers that are not kept yet."""
+    print(f"{unpack(data.load())} groups of answers taken from the package")
     asked = [one for one in groups() if not _file(one[0]).exists()]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for _ in pool.imap_unordered(partial(group, known=known), asked):
@@ -267,7 +303,7 @@ def pack() -> None:
             kept = json_files.read_json(_file(of_file[0]))
             records |= {cell: kept[cell.gpu] for cell in of_file if cell.gpu in kept}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    data.FILE.write_bytes(data.packed(records, today))
+    data.FILE.write_bytes(data.packed(records, today, _code()))
     size = data.FILE.stat().st_size
     print(f"{len(records):,} answers, {size / 2**20:.2f} MiB: {data.FILE}")
 

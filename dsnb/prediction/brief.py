@@ -255,3 +255,6 @@ def warnings_of(search: Search, result: SearchResult, best: "pd.Series[Any]") ->
         yield say("warning.allocator")
     if best["outside"]:
         yield say("warning.outside", outside=best["outside"])
+    if search.failed:
+        reason = next(iter(search.failed.values()))
+        yield say("warning.untraced", left_out=len(search.failed), reason=reason)

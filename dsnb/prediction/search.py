@@ -85,7 +85,8 @@ class Search:
         self.question = question
         self._measured = measured
         self._beside = list(beside)
-        self._failed: dict[str, SettingsError] = {}
+        self.failed: dict[str, SettingsError] = {}
+        """Candidates that could not be traced, and why; they count as too large."""
         self._settings: list[StepCounts] = []
         self.sharing: dict[str, str] = {}
         """The settings of each candidate that say how ranks share the work, as a text."""
@@ -213,7 +214,7 @@ class Search:
         }
         if len(failed) == len(names) and not any(self._traces):
             raise next(iter(failed.values()))
-        self._failed |= failed
+        self.failed |= failed
         self._tabulate()
 
     def best(self) -> SearchResult:
@@ -227,7 +228,7 @@ class Search:
             is_known = result.table["is_known"]
             untraced = []
             for name in dict.fromkeys(needed):
-                if not is_known[name] and name not in self._failed:
+                if not is_known[name] and name not in self.failed:
                     untraced.append(name)
             if not untraced:
                 return result
@@ -272,7 +273,7 @@ class Search:
         """Return the best by what is known and likely so far, and the candidates that it depends on."""
         table = self._as_measured(self.table.copy())
         is_known = table["is_known"].astype(bool)
-        is_open = ~is_known & ~table.index.isin(list(self._failed))
+        is_open = ~is_known & ~table.index.isin(list(self.failed))
         may_fit = is_open & self._can_fit
         unsure = may_fit & (self._likely_gib <= UNTRACED.too_large * self.room_gib)
         if self.question.objective == "memory":  # untraced ones are ranked by their lower bound

@@ -10,6 +10,7 @@ import pytest
 import dsnb
 from dsnb.base.errors import SettingsError
 from dsnb.prediction import memory, predict, search, traces
+from dsnb.prediction.brief import warnings_of
 from dsnb.prediction.candidates import Training, candidates, simplicity
 from dsnb.prediction.explanation import out_of_reach
 from dsnb.prediction.search import Search
@@ -50,6 +51,19 @@ def traced(monkeypatch):
     monkeypatch.setattr(search, "attempts", attempts)
     monkeypatch.setattr(predict, "traces", lambda asked: [made_up(one) for one in asked])
     return kept
+
+
+@pytest.fixture
+def without_zero_1(monkeypatch, traced):
+    """Make the traces of candidates with ZeRO 1 fail."""
+    attempts = search.attempts
+
+    def some(asked, make=True):
+        lost = SettingsError("the model could not be traced: it printed nothing")
+        tried = zip(asked, attempts(asked, make), strict=True)
+        return [lost if one.zero_stage == 1 else trace for one, trace in tried]
+
+    monkeypatch.setattr(search, "attempts", some)
 
 
 def best(asked, gpu="H200", objective="time", **settings):
@@ -176,3 +190,23 @@ def test_what_cannot_fit_is_not_traced(traced):
     asked = [given(model="opt-13b", zero_stage=stage, gpus=8, loss="chunked") for stage in (0, 3)]
     assert best(asked).chosen == [asked[1].name_with_model]
     assert list(traced) == [asked[1].name_with_model]
+
+
+def test_an_answer_says_how_many_settings_could_not_be_traced(without_zero_1):
+    found = searching(candidates(TRAINING))
+    result = found.best()
+    row = result.options.loc[result.chosen[0]]
+    assert found.asked[result.chosen[0]].zero_stage != 1
+    lost = [one for one in found.asked.values() if one.zero_stage == 1]
+    assert 0 < len(found.failed) <= len(lost)
+    (warning,) = [one for one in warnings_of(found, result, row) if one.name == "warning.untraced"]
+    why = "(the model could not be traced: it printed nothing)"
+    assert str(warning).endswith(f"could not be traced: {len(found.failed)} {why}")
+
+
+def test_an_answer_whose_settings_are_all_traced_says_nothing_of_it(traced):
+    found = searching(candidates(TRAINING))
+    result = found.best()
+    row = result.options.loc[result.chosen[0]]
+    names = [one.name for one in warnings_of(found, result, row)]
+    assert "warning.untraced" not in names

@@ -163,8 +163,8 @@ def wording() -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
-def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
-    """Return the file of records; cells without one are missing."""
+def packed(records: Mapping[Cell, Mapping[str, Any]], date: str, code: str = "") -> bytes:
+    """Return the file of records; cells without one are missing. `code` names what found them."""
     rows = [records.get(cell) for cell in GRID.cells()]
     columns = {name: _column([_text(row, name) for row in rows]) for name in TEXTS}
     for name in ("rate", "error"):
@@ -178,6 +178,7 @@ def packed(records: Mapping[Cell, Mapping[str, Any]], date: str) -> bytes:
         "date": date,
         "fingerprint": fingerprint(),
         "wording": wording(),
+        "code": code,
         "columns": columns,
     }
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
@@ -226,6 +227,7 @@ class Table:
         self.date: str = content["date"]
         self.fingerprint: str = content["fingerprint"]
         self.wording: str = content["wording"]
+        self.code: str = content.get("code", "")
         self._columns = content["columns"]
 
     @cached_property

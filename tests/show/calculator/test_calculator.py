@@ -5,6 +5,9 @@ import random
 import pytest
 
 from docs import make_calculator
+from dsnb.base.errors import SettingsError
+from dsnb.base.files import json_files
+from dsnb.prediction import traces
 from dsnb.show.calculator import data, page
 from dsnb.show.calculator.data import GRID, WHOLE, Cell
 from tests.support import browser
@@ -70,6 +73,34 @@ def test_what_was_not_computed_has_no_record():
     assert table.record(CELL)["no"] == "It does not fit."
     assert table.record(CELL._replace(gpus=4)) is None
     assert table.date == "2026-01-01"
+
+
+def test_a_build_goes_on_from_the_answers_of_the_package(monkeypatch, tmp_path):
+    """Cells that differ in the GPU only are found together; one of two such groups is whole here."""
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    whole, some = make_calculator.groups()[:2]
+    records = {cell: {"no": f"{cell.gpu} is too small."} for cell in [*whole, some[0]]}
+    known = data.read(data.packed(records, "2026-01-01", make_calculator._code()))
+    assert make_calculator.unpack(known) == 1
+    kept = json_files.read_json(make_calculator._file(whole[0]))
+    assert kept["H100"]["no"] == "H100 is too small."
+    assert make_calculator.unpack(known) == 0  # it is there now
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path / "other"))
+    of_others = data.read(data.packed(records, "2026-01-01", "other code"))
+    assert make_calculator.unpack(of_others) == 0
+
+
+def test_an_answer_without_a_setting_that_was_not_traced_is_not_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSNB_CACHE", str(tmp_path))
+    for name in ("_make", "WORKERS"):  # as they are, after the test
+        monkeypatch.setattr(traces, name, getattr(traces, name))
+    cells = make_calculator.groups()[0]
+    make_calculator.group(cells, known=True)
+    assert not make_calculator._file(cells[0]).exists()
+    lost = {"key": SettingsError("the model could not be traced: it printed nothing")}
+    with pytest.raises(make_calculator._Untraced, match="it printed nothing"):
+        make_calculator._strictly(lambda kind, missing: lost, "memory", {})
+    assert make_calculator._strictly(lambda kind, missing: {}, "memory", {}) == {}
 
 
 def test_the_page_is_small():
