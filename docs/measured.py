@@ -212,6 +212,7 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "four_zero1": partial(of_new, "llama-3.1-8b", "zs1_bf16_gpus4_bs2_sl2048_compile"),
     "four_zero3": partial(of_new, "llama-3.1-8b", "zs3_bf16_gpus4_bs2_sl2048_compile"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
+    "planner_dsnb_untold": planners.untold,
     **{f"planner_{name}": partial(planners.figures, name) for name in registry.PLANNERS},
 }
 """The sources of figures: each returns figures by field."""
