@@ -26,6 +26,8 @@ from benchmarks import (
 from benchmarks import network as network_steps
 from benchmarks.outside import fitting, summary
 from benchmarks.outside import rows as rows_of_others
+from benchmarks.planners import registry
+from benchmarks.planners import report as planners
 from docs import asked, pictures, topic_tables
 from docs.code_blocks import ROOT
 from docs.named_settings import H100_SETTINGS, SETTINGS
@@ -210,6 +212,8 @@ SOURCES: dict[str, Callable[[], Mapping[str, float]]] = {
     "four_zero1": partial(of_new, "llama-3.1-8b", "zs1_bf16_gpus4_bs2_sl2048_compile"),
     "four_zero3": partial(of_new, "llama-3.1-8b", "zs3_bf16_gpus4_bs2_sl2048_compile"),
     **{f"lambda_{gpus}": partial(lambda_opt, gpus) for gpus in (8, 16, 512)},
+    "planner_dsnb_untold": planners.untold,
+    **{f"planner_{name}": partial(planners.figures, name) for name in registry.PLANNERS},
 }
 """The sources of figures: each returns figures by field."""
 
@@ -388,6 +392,9 @@ TABLES: dict[str, Rows] = {
     "ratios": lambda: ratio_table(DEFAULT_RATIOS),
     "network-measured": network_steps.lines,
     "long-sequences": topic_tables.long_sequences,
+    "planners": lambda: planners.about_lines(planners.known()),
+    "planners-speed": lambda: planners.speed_lines(planners.known()),
+    "planners-memory": lambda: planners.memory_lines(planners.known()),
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
 }
 """The tables of the texts."""

@@ -96,7 +96,7 @@ def test_what_is_known_of_a_program_is_kept_unless_the_row_contradicts_it(publis
     assert (usual.kernel, usual.experiment) == ("flash2", usual.as_published)
     contradicting = {**foundry.published, "settings": {"strategy": "fsdp", "loss": "chunked"}}
     contradicting["settings"]["pipeline_parallel"] = 2
-    assert rows._row(contradicting, rows.HERE).experiment is None
+    assert rows.row_of(contradicting, rows.HERE).experiment is None
 
 
 def test_attention_of_a_program_takes_as_long_as_its_kernel(published):
@@ -163,7 +163,7 @@ def test_memory_shortages_and_regret_by_hand():
 def test_the_fit_finds_gains_that_rows_were_made_with(published):
     """Rows that are predicted exactly are fitted by the gains in use, and those 1.2 times as fast by higher ones."""
     some = fitting.fittable(published, ("A100",))[::6]
-    in_use = np.log(fitting._gains(next(row for row in some if row.kernel == "triton")))
+    in_use = np.log(fitting.row_gains(next(row for row in some if row.kernel == "triton")))
 
     def made(faster):
         changed = []

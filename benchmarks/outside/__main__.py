@@ -2,13 +2,14 @@
 
 Another file of rows has the same form; its models may lie beside it. `--write FILE.csv` saves one
 line for each measurement. `--fit` instead fits what GPUs reach of their data sheets to the rows,
-and writes that to `dsnb/prediction/tuned.toml`. Models are traced once, for a minute.
+and writes that to `dsnb/prediction/tuned.toml`; `--mark` writes into the file of rows which of them
+decided a constant. Models are traced once, for a minute.
 """
 
 import argparse
 from pathlib import Path
 
-from benchmarks.outside import fitting, rows, summary
+from benchmarks.outside import fitting, marks, rows, summary
 
 WRITTEN = ["source", "gpu", "nodes", "predicted", "measured", "ratio", "low", "high", "of_dsnb"]
 
@@ -19,10 +20,14 @@ def main() -> None:
     parser.add_argument("rows", nargs="?", type=Path, default=rows.ROWS)
     parser.add_argument("--write", type=Path, metavar="FILE.csv")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--mark", action="store_true")
     given = parser.parse_args()
     published = rows.read(given.rows)
     if given.fit:
         fitting.write(published)
+        return
+    if given.mark:
+        marks.write(given.rows, published)
         return
     table = rows.predicted(published)
     for lines in (

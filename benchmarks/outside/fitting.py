@@ -57,7 +57,7 @@ class StepTimes:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._counts = stack([row.counts() for row in rows])
-        self._in_use = np.array([_gains(row) for row in rows]).T
+        self._in_use = np.array([row_gains(row) for row in rows]).T
         self._is_triton = [row.kernel == TRITON for row in rows]
 
     def __call__(self, gains: Gains) -> NDArray[np.float64]:
@@ -76,7 +76,7 @@ class StepTimes:
         return np.asarray(parts(changed, DEFAULT).step_time_s)
 
 
-def _gains(row: Row) -> list[float]:
+def row_gains(row: Row) -> list[float]:
     """Return the gains that predictions use for a row, as numbers."""
     gpu = gpus.find(row.gpu)
     attention = ATTENTION_GAINS.get(gpu.name, [1.0])[0]
@@ -159,7 +159,7 @@ def write(rows: Sequence[Row]) -> None:
             gains[name] = [products, memory]
             attention_gains[name] = [attention]
     own = fittable(rows, (MEASURED,))
-    in_use = np.log([*_gains(own[0])[:3], CUDNN_OVER_FLASH * np.exp(PRIOR[3])])
+    in_use = np.log([*row_gains(own[0])[:3], CUDNN_OVER_FLASH * np.exp(PRIOR[3])])
     triton = float(np.exp(fit(own, in_use, OWN_SPREAD)[3]))
     print(f"{MEASURED}: attention in Triton reaches {triton:.3g} of SDPA's rate")
     tuning.write_rows("gpu_gains", gains)

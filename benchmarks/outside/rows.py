@@ -101,10 +101,11 @@ class Row:
 def read(file: Path = ROWS) -> list[Row]:
     """Return the rows of a file; models are in its folder, or in that of `ROWS`."""
     published = json.loads(file.read_text(encoding="utf-8"))
-    return [_row(one, file.parent) for one in published]
+    return [row_of(one, file.parent) for one in published]
 
 
-def _row(published: Mapping[str, Any], folder: Path) -> Row:
+def row_of(published: Mapping[str, Any], folder: Path) -> Row:
+    """Return one published row; models are in the given folder, or in that of `ROWS`."""
     program = _program(str(published.get("source")))
     try:
         experiment = _experiment(published, {}, folder)
@@ -113,7 +114,7 @@ def _row(published: Mapping[str, Any], folder: Path) -> Row:
     except ERRORS as error:
         return Row(published, None, None, program, _reason(error))
     known: dict[str, Any] = {}
-    for further in _known(published, program):
+    for further in known_settings(published):
         try:
             changed = replace(row, experiment=_experiment(published, known | further, folder))
             changed.counts()
@@ -124,8 +125,9 @@ def _row(published: Mapping[str, Any], folder: Path) -> Row:
     return row
 
 
-def _known(published: Mapping[str, Any], program: Mapping[str, Any]) -> list[dict[str, Any]]:
+def known_settings(published: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return settings beyond the published ones: those that the note names, and those of the program."""
+    program = _program(str(published.get("source")))
     found = []
     note = str(published.get("note") or "")
     for phrase in PROGRAMS["phrases"]:
@@ -148,11 +150,12 @@ def _experiment(
     settings = {**published["settings"], **further, "model": published["cfg"]}
     for name in FILES:
         if name in settings:
-            settings[name] = str(_file(settings[name], folder))
+            settings[name] = str(find_file(settings[name], folder))
     return Experiment(**{"gpus": published["gpus"], "device": "cuda", **settings})
 
 
-def _file(name: str, folder: Path) -> Path:
+def find_file(name: str, folder: Path) -> Path:
+    """Return a file that a row names: in the folder of its rows, or in that of `ROWS`."""
     beside = folder / name
     if beside.exists():
         return beside
