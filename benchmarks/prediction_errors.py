@@ -32,6 +32,7 @@ import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates, tuning
+from benchmarks.contributed import fits, tree
 from benchmarks.other_estimates import Peak
 from dsnb.prediction import gpus, probed, tuned
 from dsnb.prediction.accuracy import (
@@ -116,7 +117,13 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
     tables = [dsnb.published(name) for name in ("h200_gpt2_zero_precision", "h200_memory")]
     tables = [table[table["offload"].fillna("none") == "none"] for table in [*tables, settled]]
     return [*(run for table in tables for run in median_runs(table)),
-            *measured(_bars()), *measured(_log())]  # fmt: skip
+            *measured(_bars()), *measured(_log()), *_contributed()]  # fmt: skip
+
+
+def _contributed() -> list[Measured]:
+    """Return the contributed runs on H200, once they come from two hosts or more."""
+    usable = fits.for_fits(tree.load(), H200)
+    return median_runs(usable[usable["offload"] == "none"])
 
 
 def steady() -> pd.DataFrame:
