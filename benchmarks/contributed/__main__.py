@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from benchmarks.contributed import card, errors, fits, tree
 from dsnb.base.files import json_files, plain_text
+from dsnb.results.runs.labels import count
 
 
 def write() -> None:
@@ -20,7 +21,7 @@ def write() -> None:
     if tree.schema_digest() not in text:
         day = datetime.now(UTC).date().isoformat()
         entry = f"* {day}: schema `{tree.schema_digest()}`.\n"
-        json_files.write_text(changes, text.rstrip("\n") + "\n" + entry)
+        json_files.write_text(changes, text + entry)
     file = tree.HERE / tree.CARD
     updated = card.updated(file.read_text(encoding="utf-8"), tree.load())
     json_files.write_text(file, updated)
@@ -30,7 +31,8 @@ def lines() -> list[str]:
     """Return the comparison as lines of text."""
     rows = tree.load()
     compared = errors.compared(rows)
-    found = [f"{len(rows)} rows of {len(tree.folders())} contributions"]
+    folders = count(len(tree.folders()), "contribution")
+    found = [f"{count(len(rows), 'row')} of {folders}"]
     for line in compared:
         if line.problem:
             found.append(f"{line.contribution}: {line.setting}: not predicted: {line.problem}")

@@ -6,6 +6,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from dsnb.results.runs.labels import count
+
 SIZES = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
@@ -32,10 +34,11 @@ def counts(rows: pd.DataFrame) -> str:
     """Return how much there is, in a sentence."""
     if rows.empty:
         return "No rows yet."
-    hosts = rows["host"].nunique()
+    rows_text = count(len(rows), "row")
+    folders = count(rows["sweep"].nunique(), "contribution")
+    hosts = count(rows["host"].nunique(), "host")
     gpus = ", ".join(sorted(rows["gpu_name"].unique()))
-    folders = rows["sweep"].nunique()
-    return f"{len(rows):,} rows of {folders} contributions, measured on {hosts} hosts with {gpus}."
+    return f"{rows_text} of {folders}, measured on {hosts} with {gpus}."
 
 
 def updated(text: str, rows: pd.DataFrame) -> str:

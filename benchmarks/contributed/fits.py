@@ -15,8 +15,8 @@ MIN_HOSTS = 2
 def for_fits(rows: pd.DataFrame, gpu_name: str = "") -> pd.DataFrame:
     """Return the ok rows that are not single, of GPUs with at least `MIN_HOSTS` hosts among these rows.
 
-    With `gpu_name`, only those of one GPU. Two names of one GPU (`NVIDIA H100 80GB HBM3`, `H100`) are one GPU. A run on several nodes counts as
-    one host, that of its first node.
+    With `gpu_name`, only those of one GPU. Two names of one GPU (`NVIDIA H100 80GB HBM3`, `H100`) are
+    one GPU. A run on several nodes counts as one host, that of its first node.
     """
     usable = rows[(rows["status"] == "ok") & ~rows["single"].astype(bool)]
     gpu = usable["gpu_name"].map(_gpu)

@@ -78,10 +78,8 @@ def _show(found: "Contribution") -> None:
     from dsnb.results.runs.labels import count
 
     table = found.table()
-    hosts = found.manifest["hosts"]
-    say(
-        f"Would leave this machine: {len(table)} rows of {len(table.columns)} columns, {hosts} host(s)"
-    )
+    hosts = count(found.manifest["hosts"], "host")
+    say(f"Would leave this machine: {len(table)} rows of {len(table.columns)} columns, {hosts}")
     width = max(map(len, table.columns))
     for name in table.columns:
         say_line(f"  {name:{width}}  {values_text(table[name])}")
