@@ -2,13 +2,14 @@
 
 Prints each problem and ends with 1 if there is one; otherwise prints a line for each setting, the
 errors, and the GPUs whose rows constants may be fitted to. `--write` writes `schema.json` and the counts
-of the card, and adds a changed schema to the changelog. Models are traced once, for a minute.
+of the card, and adds a changed schema to the changelog. `--own` prints instead how many of dsnb's own
+runs would pass the checks. Models are traced once, for a minute.
 """
 
 import argparse
 from datetime import UTC, datetime
 
-from benchmarks.contributed import card, errors, fits, tree
+from benchmarks.contributed import card, errors, fits, own, tree
 from dsnb.base.files import json_files, plain_text
 from dsnb.results.runs.labels import count
 
@@ -62,7 +63,12 @@ def main() -> int:
     """Print problems or the comparison; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.contributed", description=__doc__)
     parser.add_argument("--write", action="store_true")
-    if parser.parse_args().write:
+    parser.add_argument("--own", action="store_true")
+    given = parser.parse_args()
+    if given.own:
+        print("\n".join(own.lines()))
+        return 0
+    if given.write:
         write()
     problems = tree.tree_problems()
     for line in problems or lines():
