@@ -32,6 +32,7 @@ import pandas as pd
 
 import dsnb
 from benchmarks import bars, other_estimates, tuning
+from benchmarks.contributed import fits, tree
 from benchmarks.other_estimates import Peak
 from dsnb.prediction import gpus, probed, tuned
 from dsnb.prediction.accuracy import (
@@ -117,6 +118,13 @@ def h200_runs(with_held_out: bool = True) -> list[Measured]:
     tables = [table[table["offload"].fillna("none") == "none"] for table in [*tables, settled]]
     return [*(run for table in tables for run in median_runs(table)),
             *measured(_bars()), *measured(_log())]  # fmt: skip
+
+
+def fitted_runs() -> list[Measured]:
+    """Return the runs that constants are fitted to: those not held out, and contributed ones from two hosts on."""
+    usable = fits.for_fits(tree.load(), H200)
+    usable = usable[usable["offload"] == "none"]
+    return [*h200_runs(with_held_out=False), *median_runs(usable)]
 
 
 def steady() -> pd.DataFrame:
@@ -447,7 +455,7 @@ def write_unseen() -> None:
 
 def write_fit() -> None:
     """Fit the constants for the median host, and write them with what they cover."""
-    runs = h200_runs(with_held_out=False)
+    runs = fitted_runs()
     fitted = calibrate(runs, PRIOR)
     constants = fitted.on_host(usual_launch_us() / fitted.host_launch_us)
     digits = {name: float(f"{value:.3g}") for name, value in asdict(constants).items()}

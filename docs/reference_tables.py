@@ -17,6 +17,7 @@ from dsnb.cli.app import app
 from dsnb.results.runs.table import ALIASES
 from dsnb.results.statistics import comparisons, flags
 from dsnb.settings.experiment import CURRENT_NAMES, DEFAULTS, Experiment
+from dsnb.settings.records import contributed
 from dsnb.settings.records.columns import (
     KEYS,
     METRIC_LABELS,
@@ -112,6 +113,13 @@ def meaning(column: Column) -> str:
     text = described(f"column {column.name}", column.meaning).replace(" x ", f" {TIMES} ")
     title = column.label.title if column.label else ""
     return f"{title[0].upper()}{title[1:]}. {text}" if title else text
+
+
+def contributed_texts() -> str:
+    """Return the texts that may leave a machine in `dsnb contribute`, and what they must match."""
+    texts = ((name, contributed.pattern(name)) for name in contributed.COLUMNS)
+    rows = [[f"`{name}`", f"`{pattern}`"] for name, pattern in texts if pattern]
+    return table(["column", "pattern"], rows)
 
 
 def run_columns() -> str:

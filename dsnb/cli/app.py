@@ -16,6 +16,7 @@ from dsnb.base.files import plain_text
 from dsnb.base.system import interpreter, signals
 from dsnb.cli import import_, predict, probe, sweep
 from dsnb.cli.check import check as check_speed
+from dsnb.cli.contribute import contribute
 from dsnb.cli.predict import LinkName, TableFormat
 from dsnb.cli.printing import Format, print_groups, print_summary, say, say_line, show
 from dsnb.cli.sweep import Set, option, parse_overrides
@@ -205,6 +206,7 @@ EXAMPLES: dict[Callable[..., None], str] = {
     summary: "dsnb summary outputs/quickstart",
     report: "dsnb report outputs/quickstart --output quickstart.html",
     bandwidth: "dsnb bandwidth --hostfile hosts",
+    contribute: "dsnb contribute outputs/quickstart --contributor octocat",
 }
 """The commands in the order of use, each with an example."""
 for command, example in EXAMPLES.items():

@@ -54,7 +54,7 @@ def assert_stated(found, stated):
 def test_the_stated_errors_are_those_of_settings_that_nothing_was_fitted_to():
     made, errors = prediction_errors.unseen()
     assert_stated(by_kind(made, errors), TIME_ERRORS)
-    fitted = {run.counts for run in prediction_errors.h200_runs(with_held_out=False)}
+    fitted = {run.counts for run in prediction_errors.fitted_runs()}
     assert not fitted & {run.counts for run in made}
 
 

@@ -86,18 +86,21 @@ class Column:
     """Display of a figure that tables and pages compare."""
     kind: Any = AMOUNT
     """Type of its values: one of the kinds above, or a type made of them."""
+    contributed: str | bool = True
+    """The pattern of a text that may leave the machine in `dsnb contribute`; of others, whether they may."""
 
 
 _DECLARED: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("columns.toml").read_text("utf-8")
 )
+_NO_DISPLAY = {"meaning", "kind", "contributed"}
 
 
 def declared(group: str) -> dict[str, Column]:
     """Return the columns of a group of `columns.toml`, by name; one without a meaning is that of a run."""
     columns = {}
     for name, fields in _DECLARED[group].items():
-        display = {key: value for key, value in fields.items() if key not in {"meaning", "kind"}}
+        display = {key: value for key, value in fields.items() if key not in _NO_DISPLAY}
         if "meaning" in fields:
             meaning = " ".join(fields["meaning"].split())
             label = Metric(**display) if display else None
@@ -106,6 +109,8 @@ def declared(group: str) -> dict[str, Column]:
             column = RUNS[name]
         if "kind" in fields:
             column = replace(column, kind=KINDS[fields["kind"]])
+        if "contributed" in fields:
+            column = replace(column, contributed=fields["contributed"])
         columns[name] = column
     return columns
 
