@@ -69,8 +69,10 @@ class Target:
         if not self.gpu and known:
             self.assumed.append(f"the GPU of this machine, {name}")
         elif not self.gpu:
-            unknown = [f", as {other} of this machine is unknown" for other in here[:1]]
-            self.assumed.append(f"{name}{''.join(unknown)} (--gpu for another)")
+            why = "as no GPU was given"
+            if here:
+                why = f"as {here[0]} of this machine is unknown"
+            self.assumed.append(f"{name}, {why}")
 
     def assume_network(self, number: int) -> None:
         """Assume a network if this number of GPUs needs several nodes and no link between them is given."""
@@ -79,7 +81,7 @@ class Target:
             network = gpus.link(USUAL_NETWORK).network_gb_per_s
             self.hardware = replace(self.hardware, link=replace(link, network_gb_per_s=network))
             self.link = USUAL_NETWORK
-            self.assumed.append(f"{USUAL_NETWORK} between nodes (--link for another)")
+            self.assumed.append(f"{USUAL_NETWORK} between nodes, as no link was given")
 
     def predictable(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         """Return the settings that can be predicted; raise SettingsError with the reasons if none can."""

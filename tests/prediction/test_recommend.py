@@ -299,7 +299,7 @@ def test_what_was_not_said_is_assumed_and_said(monkeypatch):
     monkeypatch.setattr(target.hardware, "gpus", lambda: ())
     found = dsnb.recommend("facebook/opt-1.3b")
     assert found.sentences[-1] == (
-        "Assumed: H200 (--gpu for another); 8 GPUs, one node; sequences of 2048 tokens; 512 sequences a step "
+        "Assumed: H200, as no GPU was given; 8 GPUs, one node; sequences of 2048 tokens; 512 sequences a step "
         "(1 million tokens), as usual for 1.3 billion parameters (Brown et al. 2020, table 2.1); 26 billion tokens, 20 "
         "per parameter."
     )
@@ -423,7 +423,7 @@ def test_the_smallest_number_of_gpus_can_be_taken():
     assert least in {1, 2, 4}
     several = dsnb.recommend("bloom-176b", "H100", least_gpus=True)
     assert several.experiments[0].gpus > 8
-    assert "ib:400 between nodes (--link for another); " in several.sentences[-1]
+    assert "ib:400 between nodes, as no link was given; " in several.sentences[-1]
 
 
 def test_where_only_offload_fits_it_is_recommended(monkeypatch):

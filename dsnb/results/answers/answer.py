@@ -11,6 +11,9 @@ from dsnb.results.answers.sentences import PHRASES, Sentence
 from dsnb.results.runs import labels
 from dsnb.settings.experiment import Experiment
 
+MARK = "* "
+"""In front of what was assumed, as behind the title."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -48,8 +51,11 @@ class Answer:
 
     @property
     def _whole(self) -> list[Line]:
-        """The lines, and below them what was assumed."""
-        return [*self.lines, *(note(one) for one in self.about("assumed"))]
+        """The lines, and below them what was assumed, with the mark of the title."""
+        mark = ""
+        if self.assumed:
+            mark = MARK
+        return [*self.lines, *(note(f"{mark}{one}") for one in self.about("assumed"))]
 
     def __str__(self) -> str:
         if self.lines:

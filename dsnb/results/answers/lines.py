@@ -127,7 +127,7 @@ def _row_html(one: Line) -> str:
         columns = [f'<th scope="row" {LABEL}>{label}</th>']
     for place, cell in enumerate(others, 1):
         side = LEFT
-        if place in RIGHT.get(one.role, ()):
+        if one.role == SUMMARY and place in RIGHT[SUMMARY]:
             side = RIGHT_SIDE
         columns.append(f"<td {side}>{cell}</td>")
     columns.append(f'<td {LAST} colspan="{MAX_CELLS - len(others)}">{last}</td>')

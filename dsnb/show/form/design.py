@@ -130,6 +130,7 @@ class Design:
         self._link = link
         self._written: tuple[Path, str] | None = None
         self.answer: Answer | None = None
+        self._asked_for: dict[str, Any] = {}
         self.recommended = widgets.HTML()
         self.recommend_button = button("Recommend", self.recommend)
         self.adopt_button = button("Use this setting", self.adopt)
@@ -162,6 +163,8 @@ class Design:
         """Plan the current settings of the form and show them."""
         self.message.value = ""
         try:
+            if self._asked() != self._asked_for:
+                self._withdraw()
             self.plan = plan(self.form.content, self.path, self.output)
         except SettingsError as error:
             self.plan = Plan(problems=error.problems)
@@ -169,9 +172,11 @@ class Design:
 
     def recommend(self) -> None:
         """Show the best setting for the form's first model and length; a new model is traced first, for seconds."""
+        self._withdraw()
         self._say("Comparing all settings ...")
         try:
-            self.answer = self._recommended()
+            self._asked_for = self._asked()
+            self.answer = recommend(**self._asked_for, link=self._link)
         except SettingsError as error:
             self._say(f"Nothing is recommended: {error}")
             return
@@ -180,24 +185,28 @@ class Design:
         if len(self.answer.table):
             self.adopt_button.layout.display = ""
 
-    def _recommended(self) -> Answer:
-        asked: dict[str, Any] = {}
+    def _asked(self) -> dict[str, Any]:
+        """Return what a recommendation depends on, as arguments of `recommend`."""
+        first: dict[str, Any] = {}
         for name in ("model", "gpus", "seq_len", "price_per_gpu_hour"):
             row = self.form.rows.get(name)
             values = row.values if row else []
-            asked[name] = next((value for value in values if value != "auto"), None)
-        model = asked["model"] or DEFAULTS["model"]
-        price = asked["price_per_gpu_hour"] or None
-        tokens = self.form.tokens.value or None
-        return recommend(
-            model,
-            self.form.gpu.value,
-            gpus=asked["gpus"],
-            seq_len=asked["seq_len"],
-            tokens=tokens,
-            price=price,
-            link=self._link,
-        )
+            first[name] = next((value for value in values if value != "auto"), None)
+        return {
+            "target": first["model"] or DEFAULTS["model"],
+            "gpu": self.form.gpu.value,
+            "gpus": first["gpus"],
+            "seq_len": first["seq_len"],
+            "tokens": self.form.tokens.value or None,
+            "price": first["price_per_gpu_hour"] or None,
+        }
+
+    def _withdraw(self) -> None:
+        """Remove an answer that is not about the form as it is now."""
+        self.answer = None
+        self._asked_for = {}
+        self.recommended.value = ""
+        self.adopt_button.layout.display = "none"
 
     def adopt(self) -> None:
         """Take the recommended setting into the form; settings of the measurement stay."""
@@ -208,6 +217,7 @@ class Design:
             is_chosen = name in self.form.rows and name in {*labels.AXES, *labels.SHARING}
             if is_chosen or value != DEFAULTS[name]:
                 self.form.add(name, [value])
+        self._asked_for = self._asked()
         self.refresh()
 
     def predict(self) -> None:

@@ -40,6 +40,8 @@ class Row:
         for option in self.options:
             look = {"description": text(option), "tooltip": f"{name}: {text(option)}"}
             toggle = widgets.ToggleButton(option in chosen, layout={"width": "auto"}, **look)
+            _tick(toggle)
+            toggle.observe(lambda change: _tick(change["owner"]), "value")
             self.controls.append(toggle)
         if not options:
             shown = plain_yaml.dump(chosen, in_one_line=True).strip()[1:-1]
@@ -130,6 +132,13 @@ class Form:
             return
         self.new.value = ""
         self._changed()
+
+
+def _tick(toggle: widgets.ToggleButton) -> None:
+    """Mark a chosen button, since a dark theme hardly shows that it is pressed."""
+    toggle.icon = ""
+    if toggle.value:
+        toggle.icon = "check"
 
 
 def _field(field: Any, description: str) -> Any:

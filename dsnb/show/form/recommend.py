@@ -139,7 +139,7 @@ def recommend(
     opt-13b on 8 H200: 260 billion tokens, 64 sequences of ... a step *
     Train with  ZeRO 3, bf16, micro-batch 8
       time ...
-    Assumed: 260 billion tokens, 20 per parameter.
+    * Assumed: 260 billion tokens, 20 per parameter.
     """
     scope = Scope(target, gpus, seq_len, global_batch, settings or {}, least_gpus)
     names = [gpu] if isinstance(gpu, str) else gpu

@@ -24,6 +24,8 @@ from dsnb.show.render.tables import Html
 
 MAX_LABEL_LENGTH = 120
 """Maximum characters of a line of a legend."""
+MAX_LINES = 6
+"""Most workloads in a figure: more colours are hard to tell apart."""
 HEIGHT = 4.2
 LINE_HEIGHT = 0.18
 """Inches of a figure, and of each line of its legend."""
@@ -128,7 +130,7 @@ def _short_workloads(table: pd.DataFrame) -> tuple[Html, pd.Series]:
 def _largest_workloads(table: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     """Return the workloads on the most GPUs, what their titles share, and their other words, with the ideal figures."""
     largest = table.groupby("workload")["gpus"].max().sort_values(ascending=False, kind="stable")
-    drawn = table["workload"].isin(largest.index[: len(palette.SERIES)])
+    drawn = table["workload"].isin(largest.index[:MAX_LINES])
     shown = table[drawn].sort_values(["workload", "gpus"])
     wholes = shown.drop_duplicates("workload")
     bases = map(labels.count, wholes["base_gpus"], wholes["unit"])

@@ -181,6 +181,15 @@ def test_the_address_holds_the_question_and_the_command_goes_further(shown):
 
 
 @pytest.mark.process
+def test_each_table_of_other_gpus_has_headings(shown):
+    ask(shown.tab, **CELL._asdict(), price="2.5")
+    for table in shown.tab.query_selector_all(".calc-others table"):
+        heads = [head.text_content() for head in table.query_selector_all("thead th")]
+        assert len(heads) == len(table.query_selector_all("tbody tr:first-child > *"))
+    assert len(shown.tab.query_selector_all(".calc-others table")) == 2
+
+
+@pytest.mark.process
 def test_a_model_is_found_by_a_part_of_its_name_and_texts_of_an_address_stay_texts(shown):
     ask(shown.tab, model="meta-llama/llama-3.1-8b", gpu="H100", gpus="8")
     assert "llama-3.1-8b on 8 H100" in shown.tab.text_content(".calc-result h2")
@@ -194,5 +203,7 @@ def test_a_model_is_found_by_a_part_of_its_name_and_texts_of_an_address_stay_tex
 def test_pages_of_models_are_accessible(shown, tmp_path):
     file = tmp_path / "model.html"
     file.write_text(page.of_model(CELL.model), encoding="utf-8")
+    shown.tab.set_viewport_size({"width": 390, "height": 900})
     shown.tab.goto(file.as_uri())
+    assert shown.tab.evaluate("document.documentElement.scrollWidth") <= 390
     assert browser.violations(shown.tab) == []

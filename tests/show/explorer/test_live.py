@@ -88,6 +88,13 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     # the card asks the kernel's question
     card = tab.locator(".dsnb-decision")
     assert card.locator(".dsnb-tiles").inner_text().startswith("Train gpt2 with")
+
+    # JupyterLab floats the terms of lists to the left, but figures stay below their labels
+    for tile in card.locator(".dsnb-tiles > div").all():
+        label = tile.locator("dt").bounding_box()
+        figure = tile.locator("dd").first.bounding_box()
+        assert label["y"] + label["height"] <= figure["y"]
+
     tab.evaluate(OPEN)
     card.get_by_label("Smallest relevant difference (%)").fill("5")
     card.get_by_label("Smallest relevant difference (%)").press("Enter")

@@ -156,6 +156,10 @@ def test_a_recommendation_is_shown_and_taken_into_the_form(design, monkeypatch, 
     assert given == {**given, **taken}
     assert given["steps"] == SMALL["steps"]
     assert form.content["grid"] == {}
+    assert "gpt2 on 2 H100" in design.recommended.value
+    form.gpu.value = "A100"
+    shown = (design.answer, design.recommended.value, design.adopt_button.layout.display)
+    assert shown == (None, "", "none"), "it was about another GPU"
 
 
 def test_a_model_that_cannot_be_recommended_for_is_named_once(design):

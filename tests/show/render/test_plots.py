@@ -104,6 +104,15 @@ def test_scaling_has_units_ideals_and_remarks():
     assert whole == [f"{'a' * 199}, base 2 GPUs", f"{'a' * 200}, base 1 GPU"]
 
 
+def test_only_the_workloads_on_the_most_gpus_are_drawn():
+    sizes = range(1, nodes.MAX_LINES + 2)
+    runs = pd.concat([scaled(f"model{n}", {n: 100, 2 * n: 180}) for n in sizes])
+    figure = nodes.throughput(scaling(runs, base_gpus=1)).figure
+    named = " ".join(text.get_text() for text in figure.legends[0].get_texts())
+    assert "model1," not in named
+    assert all(f"model{n}," in named for n in sizes[1:])
+
+
 def test_bars_and_dots_of_memory_are_those_of_their_rows():
     long = "h200_zero3/gpt2-xl_zs3_bf16_gpus2_bs24_sl1024_compile_stage3_max_live_parameters-10000000000_{}"
     names = [*(long.format(f"{middle}{'b' * 200}") for middle in "xy"), "zs0", "zs0"]

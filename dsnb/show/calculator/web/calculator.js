@@ -227,7 +227,7 @@ class Calculator {
   // The same training on other numbers of this GPU, and on as many of other GPUs.
   others(asked) {
     const columns = this.words.columns.filter((name) => asked.price || name !== this.words.costColumn);
-    const heads = columns.map((text) => heading(text, true));
+    const heads = () => columns.map((text) => heading(text, true));
     const row = (title, other) => {
       const record = this.record(other);
       if (!record) return null;
@@ -239,7 +239,7 @@ class Calculator {
     const counts = this.counts.map((gpus) => row(`${gpus} ${asked.gpu}`, { ...asked, gpus })).filter(Boolean);
     const gpus = this.gpus.map((gpu) => row(gpu, { ...asked, gpu })).filter(Boolean);
     const tables = [[this.words.otherCounts, counts], [fill(this.words.otherGpus, { gpus: asked.gpus }), gpus]];
-    return element("div", {}, tables.filter(([, rows]) => rows.length > 1).map(([title, rows]) => section(title, scrollTable(title, heads, rows, "calc-others"))));
+    return element("div", {}, tables.filter(([, rows]) => rows.length > 1).map(([title, rows]) => section(title, scrollTable(title, heads(), rows, "calc-others"))));
   }
 }
 
