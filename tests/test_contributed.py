@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ import pytest
 
 import dsnb
 from benchmarks import prediction_errors
+from benchmarks.contributed import __main__ as command
 from benchmarks.contributed import card, errors, fits, tree
 from dsnb.results.contribution import package
 from dsnb.results.contribution import rows as contributed_rows
@@ -214,20 +216,44 @@ def test_a_run_is_there_once_and_each_folder_in_the_changelog(root):
     assert "the folder's name has other characters" in " ".join(tree.tree_problems(root))
 
 
+def predicting(monkeypatch, tokens_per_s, peak_gib):
+    """Predict the same figures of every setting; return the list of what is asked."""
+    asked = []
+
+    def predict(experiments, gpu, *, link, probe):
+        asked.append((experiments[0].name_with_model, gpu, link, probe))
+        figures = {"tokens_per_s": tokens_per_s, "peak_allocated_gib": peak_gib}
+        figures |= {"tokens_per_s_low": tokens_per_s / 3, "tokens_per_s_high": 2 * tokens_per_s}
+        return pd.DataFrame([figures])
+
+    monkeypatch.setattr(dsnb, "predict", predict)
+    return asked
+
+
+def test_the_command_prints_each_setting_and_the_errors(packed, monkeypatch):
+    predicting(monkeypatch, 1_000_000.0, 20.0)
+    head, setting, times, peaks, fitted = command.lines(packed[0])
+    assert head == "8 rows of 1 contribution"
+    speeds = [row["tokens_per_s"] for row in made.published() if row["status"] == "ok"]
+    median = statistics.median(speeds)
+    assert setting == (
+        f"{NAME}: gpt2_{made.REPEATED} on NVIDIA H200, n = 7: {median:,.0f} tokens/s, predicted "
+        f"1,000,000 ({1e8 / median - 100:+.1f} %, within the range); 18.1 GiB, predicted 20.0 (+10.3 %)"
+    )
+    off = 1e8 / median - 100
+    assert times == f"step times: {off:.1f} % off on average, {off:.1f} % at worst, 1 setting"
+    assert peaks == "peak memory: 10.3 % off on average"
+    assert fitted == "GPUs with 2 hosts or more, for fits: NVIDIA H200"
+    predicting(monkeypatch, 100_000.0, 20.0)
+    assert "outside the range" in command.lines(packed[0])[1]
+
+
 def test_errors_by_hand(packed, monkeypatch):
     """Twice the median speed is a step of half the time, which is 100 % off as a factor."""
     rows = tree.load(packed[0])
     median = rows["tokens_per_s"].median()
     peak_gib = rows[rows["status"] == "ok"]["peak_allocated_gib"].median()
-    asked = []
-
-    def predict(experiments, gpu, *, link, probe):
-        asked.append((experiments[0].name_with_model, gpu, link, probe))
-        figures = {"tokens_per_s": 2 * median, "tokens_per_s_low": 0.9 * median}
-        figures |= {"tokens_per_s_high": 3 * median, "peak_allocated_gib": 1.1 * peak_gib}
-        return pd.DataFrame([figures])
-
-    monkeypatch.setattr(dsnb, "predict", predict)
+    asked = predicting(monkeypatch, 2 * median, 1.1 * peak_gib)
     (line,) = errors.compared(rows)
     assert asked == [(f"gpt2_{made.REPEATED}", "NVIDIA H200", "nvlink", False)]
     assert (line.contribution, line.runs, line.in_range) == (NAME, 7, True)
@@ -308,8 +334,8 @@ def test_sizes_and_counts_of_the_card(packed):
 
 @pytest.mark.process
 def test_the_command_validates_the_tree():
-    command = [sys.executable, "-m", "benchmarks.contributed"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    words = [sys.executable, "-m", "benchmarks.contributed"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
     first, *_, last = done.stdout.splitlines()
     assert re.fullmatch(r"\d+ rows? of \d+ contributions?", first)
     assert last.startswith("GPUs with 2 hosts or more, for fits: ")

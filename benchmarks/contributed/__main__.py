@@ -8,6 +8,7 @@ runs would pass the checks. Models are traced once, for a minute.
 
 import argparse
 from datetime import UTC, datetime
+from pathlib import Path
 
 from benchmarks.contributed import card, errors, fits, own, tree
 from dsnb.base.files import json_files, plain_text
@@ -28,11 +29,11 @@ def write() -> None:
     json_files.write_text(file, updated)
 
 
-def lines() -> list[str]:
+def lines(root: Path = tree.HERE) -> list[str]:
     """Return the comparison as lines of text."""
-    rows = tree.load()
+    rows = tree.load(root)
     compared = errors.compared(rows)
-    folders = count(len(tree.folders()), "contribution")
+    folders = count(len(tree.folders(root)), "contribution")
     found = [f"{count(len(rows), 'row')} of {folders}"]
     for line in compared:
         if line.problem:
@@ -49,7 +50,7 @@ def lines() -> list[str]:
     if of_speed:
         found.append(
             f"step times: {of_speed.mean_pct} % off on average, {of_speed.worst_pct} % at worst, "
-            f"{of_speed.settings} settings"
+            f"{count(of_speed.settings, 'setting')}"
         )
         found.append(f"peak memory: {errors.memory_error_pct(compared):.1f} % off on average")
     fitted = sorted(set(fits.for_fits(rows)["gpu_name"]))

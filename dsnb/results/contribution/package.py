@@ -7,6 +7,7 @@ import contextlib
 import functools
 import getpass
 import hashlib
+import os
 import re
 import socket
 from collections import Counter
@@ -85,6 +86,9 @@ def of_folder(
     runs = load_runs(folder)
     if runs.empty:
         raise SettingsError([*refused, no_runs_message(folder)])
+    is_folder = runs["run_dir"].map(os.path.isdir)
+    refused += _logs(runs[~is_folder])
+    runs = runs[is_folder]
     refused += _interrupted(runs[runs["status"] == "interrupted"])
     chosen = runs[runs["status"].isin(checks.STATUSES)].reset_index(drop=True).assign(link=link)
     if chosen.empty:
@@ -106,6 +110,15 @@ def _wrong_name(contributor: str) -> list[str]:
     return [
         f"contributor is {short_repr(contributor)}: give the name of an account, up to 39 letters, "
         "digits and hyphens"
+    ]
+
+
+def _logs(runs: pd.DataFrame) -> list[str]:
+    """Refuse runs of logs and tables, which anybody can write: a run folder has records that agree."""
+    return [
+        f"{run['run_dir']} is a log of {run['program']}: only run folders of dsnb are collected; "
+        "record the training (`dsnb.record`), or remove the log"
+        for run in runs.to_dict("records")
     ]
 
 

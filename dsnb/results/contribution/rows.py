@@ -73,7 +73,7 @@ def split_variables(text: str | None) -> tuple[list[str], list[str]]:
     """Return the assignments that leave the machine, and the names of the variables that stay."""
     leaving = []
     staying = []
-    for assignment in shlex.split(text or ""):
+    for assignment in shlex.split(text or ""):  # as `dsnb.load_runs` quoted it
         name = assignment.partition("=")[0]
         if name in VARIABLES and contributed.is_valid("variables", assignment):
             leaving.append(assignment)

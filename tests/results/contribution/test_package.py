@@ -294,6 +294,18 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         package.of_folder(tmp_path, "octocat")
 
 
+def test_logs_are_refused_whatever_they_say(tmp_path):
+    folder = made.write(tmp_path / "outputs", rows=FOUR)
+    log = folder / "training.csv"
+    log.write_text(
+        "model,program,dsnb,git_commit,tokens_per_s,gpus\ngpt2,dsnb,0.2.0,abcdef0,1000,1\n"
+    )
+    with pytest.raises(SettingsError) as caught:
+        package.of_folder(folder, "octocat")
+    words = "is a log of dsnb: only run folders of dsnb are collected; record the training"
+    assert str(caught.value) == f"{log} {words} (`dsnb.record`), or remove the log"
+
+
 def test_repeats_of_two_sweeps_are_numbered_together(tmp_path):
     made.write(tmp_path / "outputs" / "a", rows=FOUR[:2])
     made.write(tmp_path / "outputs" / "b", rows=FOUR[2:])
