@@ -294,6 +294,16 @@ def test_a_folder_without_runs_is_refused(tmp_path):
         package.of_folder(tmp_path, "octocat")
 
 
+def test_a_recorded_training_keeps_its_program(tmp_path):
+    program = "transformers Trainer 5.23.0"
+    change = changed(
+        "experiment", program=program, data=None, tokenizer=None, gradient_clipping=None
+    )
+    found = package.of_folder(made.write(tmp_path / "outputs", change, FOUR), "octocat")
+    assert {row["program"] for row in found.rows} == {program}
+    assert {row["gradient_clipping"] for row in found.rows} == {None}  # unknown, not a default
+
+
 def test_logs_are_refused_whatever_they_say(tmp_path):
     folder = made.write(tmp_path / "outputs", rows=FOUR)
     log = folder / "training.csv"
