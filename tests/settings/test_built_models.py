@@ -67,13 +67,21 @@ def test_presets_on_synthetic_tokens_are_known(monkeypatch):
 
 
 @pytest.mark.process
-def test_what_a_models_modules_lack_is_named(write):
+def test_what_only_a_built_model_or_its_text_tells_is_named_each_reason_once(write, tmp_path):
+    """All are asked at once, of one process."""
     odd = write(
         model_type="modernbert-decoder", hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=128, vocab_size=100, pad_token_id=0,
     )  # fmt: skip
     capped = write(**{**LLAMA, "model_type": "gemma2"}, final_logit_softcapping=5.0, head_dim=16)
     llama = write(**LLAMA)
+    encoder = write(model_type="distilbert", vocab_size=100)
+    norms = write(**{**LLAMA, "model_type": "cohere", "use_qk_norm": True, "pad_token_id": 0})
+    short = tmp_path / "short.txt"
+    short.write_bytes(bytes(range(50)))
+    unknown = tmp_path / "unknown.txt"
+    unknown.write_bytes(b"a" * 64 + b"~" * 64)  # 126, where the vocabulary ends at 99
+    shared = {**TINY, "gpus": 2, "tensor_parallel": 2}
     asked = [
         Experiment(model=odd, loss="chunked", **TINY),
         Experiment(model=odd, **TINY),
@@ -84,28 +92,6 @@ def test_what_a_models_modules_lack_is_named(write):
         Experiment(model=llama, pad_vocab=64, **TINY),
         Experiment(model="qwen3-moe-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
         Experiment(model="gpt2-tiny", matmul="fp8", **{**TINY, "precision": "bf16"}),
-    ]
-    assert built_models.problems(asked) == [
-        "loss is 'chunked': its logits are not made by its output layer alone; use 'whole'",
-        "pad_vocab is 64: its logits are not made by its output layer alone; set it to 0",
-        "pad_vocab is 64: its logits have a factor or a soft cap, which would make added ones -5.0 instead of "
-        "negligible; set it to 0",
-        "matmul is 'fp8': torchao converts linear layers, which have 33% of the weights of qwen3-moe-tiny's blocks; "
-        "use 'auto'",
-    ]
-
-
-@pytest.mark.process
-def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_path):
-    encoder = write(model_type="distilbert", vocab_size=100)
-    short = tmp_path / "short.txt"
-    short.write_bytes(bytes(range(50)))
-    unknown = tmp_path / "unknown.txt"
-    unknown.write_bytes(b"a" * 64 + b"~" * 64)  # 126, where the vocabulary ends at 99
-    llama = write(**LLAMA)
-    norms = write(**{**LLAMA, "model_type": "cohere", "use_qk_norm": True, "pad_token_id": 0})
-    shared = {**TINY, "gpus": 2, "tensor_parallel": 2}
-    asked = [
         Experiment(model=encoder, **TINY),
         Experiment(model=norms, **shared),
         Experiment(model=llama, **shared),
@@ -114,6 +100,12 @@ def test_what_only_transformers_knows_is_asked_once_for_all_settings(write, tmp_
         Experiment(model=llama, data=str(unknown), **TINY),
     ]
     assert built_models.problems(asked) == [
+        "loss is 'chunked': its logits are not made by its output layer alone; use 'whole'",
+        "pad_vocab is 64: its logits are not made by its output layer alone; set it to 0",
+        "pad_vocab is 64: its logits have a factor or a soft cap, which would make added ones -5.0 instead of "
+        "negligible; set it to 0",
+        "matmul is 'fp8': torchao converts linear layers, which have 33% of the weights of qwen3-moe-tiny's blocks; "
+        "use 'auto'",
         f"model is {encoder!r}: transformers has no causal language model of type distilbert; give a causal language "
         "model, such as GPT-2, Llama or Mixtral",
         "tensor_parallel is 2: self_attn.q_norm.weight is in no linear layer and belongs to all heads; set it to 1",
