@@ -166,7 +166,7 @@ def predicted() -> Picture:
         for ticks in (axis.xaxis, axis.yaxis):
             ticks.set_major_formatter(PLAIN_TICKS)
         axis.minorticks_off()
-        axis.legend(loc="upper left")
+        axis.legend(loc="upper left", markerscale=3)
         return figure
 
     return Picture(
