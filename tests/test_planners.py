@@ -8,7 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
-from benchmarks.planners import models, question, registry, report, scoring
+from benchmarks.planners import models, question, registry, report, scoring, simumax
 from benchmarks.planners.models import ModelSize
 from benchmarks.planners.question import Answer, Question
 from dsnb.base.system.hardware import GIB
@@ -204,6 +204,40 @@ def test_llm_analysis_by_hand():
     by_hand = tokens * 0.5 * 989e12 / (passes * forward)
     assert table.loc[row.row, "tokens_per_s"] == pytest.approx(by_hand, rel=0.01)
     assert "adapters" in answer("llm-analysis", asked("tinyllama", lora_rank=8)).why_not
+
+
+def test_simumax_is_asked_in_its_words():
+    row = next(one for one in question.read() if one.row == "internevo-002")
+    assert simumax.strategy(row) == {
+        "seq_len": 2048,
+        "micro_batch_size": 8,
+        "micro_batch_num": 1,
+        "dtype": "bf16",
+        "world_size": 8,
+        "zero_state": 1,
+        "enable_sequence_parallel": False,
+        "enable_recompute": True,
+        "recompute_granularity": "full_block",
+        "recompute_layer_num": 32,
+    }
+    model = simumax.model(row)
+    assert (model["hidden_size"], model["head_num"], model["head_size"]) == (4096, 32, 128)
+    refusals = {
+        "LoRA": asked("llama-7b", zero_stage=1, lora_rank=8),
+        "not supported yet": asked("llama-7b", gpus=8, strategy="fsdp"),
+        "offload": asked("llama-7b", zero_stage=1, offload="optimizer-cpu"),
+        "no system": asked("llama-7b", gpu="H100", zero_stage=1),
+        "no configuration": asked("nanogpt-124m", zero_stage=1),
+    }
+    for words, refused in refusals.items():
+        assert words in answer("simumax", refused).why_not
+
+
+def test_committed_speeds_of_dsnb_are_those_of_the_table_of_rows():
+    table = registry.predictions("dsnb").set_index("row")["tokens_per_s"]
+    timed = [row.row for row in question.read() if row.published["tps"]]
+    other = pd.read_csv(report.PREDICTED)["predicted"]
+    assert table[timed].tolist() == pytest.approx(other.tolist(), rel=0.01)
 
 
 def test_models_are_counted_once():

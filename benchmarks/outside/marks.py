@@ -94,8 +94,8 @@ def left_out(rows: Sequence[Row]) -> dict[int, float]:
             groups.setdefault((row.source, row.gpu), []).append(place)
     found: dict[int, float] = {}
     fitted: dict[tuple[str, ...], Mapping[str, Gains]] = {}
-    for names in fitting.CHIPS:
-        fitted[names] = _gains_by_source(fitting.fittable(rows, names))
+    for chip in fitting.CHIPS:
+        fitted[chip] = _gains_by_source(fitting.fittable(rows, chip))
     for (source, gpu), places in groups.items():
         own = [_without_card(rows[place]) for place in places]
         gains = _gains(own[0])
@@ -110,11 +110,13 @@ def left_out(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def _gains_by_source(rows: Sequence[Row]) -> dict[str, Gains]:
-    """Return for each source the gains that the rows of all others give."""
-    found = {}
+    """Return for each source the gains that the rows of all others give; those assumed before if there are none."""
+    found: dict[str, Gains] = {}
     for source in dict.fromkeys(row.source for row in rows):
         others = [row for row in rows if row.source != source]
-        found[source] = fitting.fit(others)
+        found[source] = fitting.PRIOR
+        if others:
+            found[source] = fitting.fit(others)
     return found
 
 

@@ -72,7 +72,7 @@ def write() -> None:
     for file in sorted((rows.HERE / "models").glob("*.json")):
         counted = count(json.loads(file.read_text(encoding="utf-8")))
         lines.append([file.stem, *counted])
-    with TABLE.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    with TABLE.open("w", encoding="utf-8", newline="") as table_file:
+        writer = csv.writer(table_file, lineterminator="\n")
         writer.writerow(["model", *ModelSize._fields])
         writer.writerows(lines)
