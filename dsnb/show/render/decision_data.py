@@ -205,7 +205,7 @@ def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
     for content in written.values():
         lines = content.replace(experiment.name, NAME).splitlines()
         sent.append(texts[ranges([texts[line] for line in lines])])
-    taken = {"entry": [texts[part.strip()[1:-1]] for part in parts], "files": sent}
+    taken: dict[str, Any] = {"entry": [texts[part.strip()[1:-1]] for part in parts], "files": sent}
     if experiment.name != run["experiment"]:
         taken["name"] = experiment.name
     if unknown:

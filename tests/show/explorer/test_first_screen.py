@@ -85,9 +85,12 @@ def test_labels_stay_in_the_plot_and_off_the_rings(many):
         f"""() => {{
           const {{ view }} = {ROOT}.scatter;
           const {{ items }} = view.scenegraph().root.items[0];
-          const of = (kind, name) => items.filter(({{ marktype, items }}) => marktype === kind && items[0]?.datum[name]);
-          const boxes = (marks) => marks.flatMap((mark) => mark.items).map(({{ bounds: {{ x1, y1, x2, y2 }} }}) => [x1, y1, x2, y2]);
-          return [boxes(of("text", "weight")), boxes(of("symbol", "number")), view.signal("width"), view.signal("height")];
+          const box = ({{ bounds }}) => [bounds.x1, bounds.y1, bounds.x2, bounds.y2];
+          const boxes = (kind, name) => items
+            .filter((mark) => mark.marktype === kind && mark.items[0]?.datum[name])
+            .flatMap((mark) => mark.items.map(box));
+          const size = ["width", "height"].map((side) => view.signal(side));
+          return [boxes("text", "weight"), boxes("symbol", "number"), ...size];
         }}"""
     )
     assert len(names) > 2
