@@ -134,9 +134,10 @@ def _gain(
     times = option["tokens_per_s"] / options[start]["tokens_per_s"]
     if times < 1 + RELEVANCE:
         return say("gain")
+    digits = 2 if times >= 1.1 else 3
     return say(
         "gain",
-        times=significant(times, 2),
+        times=significant(times, digits),
         start=described[start][labels.PARALLELISM],
         training=changed_training(described[start], setting),
     )

@@ -200,13 +200,16 @@ def _sources(data: Data) -> list[Json]:
 def _predicted(data: Data) -> Json:
     """Return predicted settings by column.
 
+    `names` are the `settings` without what all of a task share, `shared` by the code of the task.
     `kinds` are the GPUs as prices name them, and `outside` says how a setting differs from all runs
     that the time model is fitted to.
     """
     table = data.predicted
     rows = table.to_dict("records")
+    names, shared = setting_names.predicted_names(data)
     return {
-        "names": [labels.text(row["experiment"]) for row in rows],
+        "names": names,
+        "shared": {code: say("shared.predicted", settings=text) for code, text in shared.items()},
         "settings": [labels.setting(row) for row in rows],
         "kinds": [str(row["gpu_name"]) for row in rows],
         "gpus": [int(row["gpus"]) for row in rows],

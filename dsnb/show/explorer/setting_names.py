@@ -1,7 +1,8 @@
 """Names of the settings of a task: what tells them apart, in words."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -23,11 +24,7 @@ def short_names(data: Data) -> tuple[dict[str, str], dict[int, str]]:
     for code, task in first.groupby("task", sort=False):
         runs = rows.loc[task.index]
         names = dict(zip(task["experiment"], runs.to_dict("records"), strict=True))
-        parts = {name: _parts(run) for name, run in names.items()}
-        common = [part for part in min(parts.values(), key=len) if len(parts) > 1]
-        common = [part for part in common if all(part in own for own in parts.values())]
-        shared[int(str(code))] = ", ".join(common)
-        words = {name: _without(own, common) for name, own in parts.items()}
+        words, shared[int(str(code))] = _words(names)
         by_name = task.set_index("experiment")
         for group in _alike(words):
             differing = _differing(data, by_name.loc[group])
@@ -44,7 +41,38 @@ def short_names(data: Data) -> tuple[dict[str, str], dict[int, str]]:
     return named, shared
 
 
-def _parts(run: Mapping[str, object]) -> list[str]:
+def predicted_names(data: Data) -> tuple[list[str], dict[int, str]]:
+    """Return names of the predicted settings in order, and by code of a task what all of its names leave out.
+
+    Settings that the words do not tell apart have the names of their experiments.
+    """
+    rows = data.predicted
+    codes = data.codes["task"][len(data.runs) :].set_axis(rows.index)
+    names = rows["experiment"].map(labels.text) if len(rows) else pd.Series(dtype=str)
+    shared = {}
+    for code, task in rows.groupby(codes, sort=False):
+        records = dict(zip(task.index, task.to_dict("records"), strict=True))
+        words, shared[int(str(code))] = _words(records)
+        counts = Counter(words.values())
+        for row, text in words.items():
+            if counts[text] == 1:
+                names[row] = text
+    return names.tolist(), shared
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _words(runs: Mapping[Key, Mapping[Any, Any]]) -> tuple[dict[Key, str], str]:
+    """Return runs in words without the parts that all of several have, and these parts."""
+    parts = {key: _parts(run) for key, run in runs.items()}
+    common = [part for part in min(parts.values(), key=len) if len(parts) > 1]
+    common = [part for part in common if all(part in own for own in parts.values())]
+    words = {key: _without(own, common) for key, own in parts.items()}
+    return words, ", ".join(common)
+
+
+def _parts(run: Mapping[Any, Any]) -> list[str]:
     parts = labels.setting_parts(run)
     if not labels.is_missing(run.get("gpus")):
         parts.append(labels.choice(run, "gpus"))

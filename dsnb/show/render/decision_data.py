@@ -51,6 +51,8 @@ NUMBERS = {
 }
 MAY_BE_ASSUMED = frozenset({"precision", *REQUIRED_IF_COLUMNS})
 """Settings that files for other programs have the defaults of where they are unknown."""
+NAME = "\x1a"
+"""Stands for a name in texts: a control character, which YAML and JSON escape."""
 EVIDENCE = ("rests", "short", "gain", "edge", "batch")
 TEXTS = ("model", "setting", "place", "unit", "origin", "kind", "basis")
 _PHRASES = PHRASES["page"]
@@ -74,6 +76,7 @@ PAGE: dict[str, Any] = {
         "assumed": PHRASES["assumed"],
         "unrecorded": PHRASES["unrecorded"],
         "tiles": PHRASES["tiles"],
+        "name": NAME,
         **_PHRASES,
         "method": fill(_PHRASES["method"], LIMITS | _METHOD),
         "few": fill(_PHRASES["few"], {"needed": FEWEST_SETTINGS}),
@@ -110,7 +113,8 @@ def tasks_payload(
 
     `candidates` of a task: `experiment` (its number), counts of runs, medians in the units of their
     columns, texts about the setting (`dsnb.results.answers.card`), and, for candidates that may be
-    the best, texts of `dsnb.results.answers.evidence` and, by place, `take` (see `_take`).
+    the best, texts of `dsnb.results.answers.evidence` and, by place, `take` (see `_take`). Of a
+    column with the same value for all, the value is sent instead.
 
     `pairs`: `settings` (numbers of experiments with `MIN_RUNS` ok runs), `first` and `second`
     (places in `settings`), and by figure the compared `values` of settings, their runs `n`, and for
@@ -163,17 +167,24 @@ def _candidates(
         described[name] = [known.get(label, {}).get(name, "") for label in table.index]
     for name in described:
         columns[str(name)] = [texts[text] for text in described[name]]
+    sent = {name: _once(column) for name, column in columns.items() if name != "experiment"}
     taken = {at: _take(run, texts) for at, (name, run) in enumerate(first.items()) if name in known}
-    columns["take"] = {at: entry for at, entry in taken.items() if entry}
-    return columns
+    sent["take"] = {at: entry for at, entry in taken.items() if entry}
+    return {"experiment": columns["experiment"], **sent}
+
+
+def _once(column: list[Any]) -> Any:
+    """Return the value of a column if it is the same for all, otherwise the column."""
+    is_same = len(column) > 1 and all(value == column[0] for value in column)
+    return column[0] if is_same else column
 
 
 def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
-    """Return an `entry` of a params file that repeats a setting, `files` for other programs, and what is `assumed`.
+    """Return what repeats a setting: `entry` of a params file, `files` for other programs, and what is `assumed`.
 
-    Most lines of a file are those of other settings' files, too, and often all but the first, which
-    has the name. A file is sent as two places in `texts`: of its first line, and of the places of
-    the others (`ranges`).
+    All are places in `texts`: of the parts of the entry; of the names of the files, then for each
+    file of the places of its lines (`ranges`), most of which other settings' files have, too.
+    `NAME` stands for the experiment's name, `name` if it is not that of its runs.
     """
     unknown = unknown_columns(run)
     if not MAY_BE_ASSUMED.issuperset(unknown):
@@ -188,11 +199,15 @@ def _take(run: Mapping[str, Any], texts: dict[str, int]) -> dict[str, Any]:
             entry[name] = value
     if experiment.deepspeed:
         entry["deepspeed"] = experiment.deepspeed
-    sent = {}
-    for name, content in files.files(experiment).items():
-        first, *others = content.splitlines()
-        sent[name] = [texts[first], texts[ranges([texts[line] for line in others])]]
-    taken = {"entry": plain_yaml.dump(entry, in_one_line=True).strip(), "files": sent}
+    parts = [plain_yaml.dump({name: value}, in_one_line=True) for name, value in entry.items()]
+    written = files.files(experiment)
+    sent = [texts[" ".join(written)]]
+    for content in written.values():
+        lines = content.replace(experiment.name, NAME).splitlines()
+        sent.append(texts[ranges([texts[line] for line in lines])])
+    taken: dict[str, Any] = {"entry": [texts[part.strip()[1:-1]] for part in parts], "files": sent}
+    if experiment.name != run["experiment"]:
+        taken["name"] = experiment.name
     if unknown:
         titles = [labels.axis(name).title for name in unknown]
         taken["assumed"] = say("take.assumed", settings=", ".join(titles))

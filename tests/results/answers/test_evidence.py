@@ -69,6 +69,12 @@ def test_speed_up_over_the_usual_start(other, gain):
     assert card(of_runs(own, Question()))["gain"] == gain
 
 
+def test_a_small_speed_up_is_never_one_time_as_fast():
+    own = two().assign(experiment=["start", "best"], compile=["off", "default"])
+    own = own.assign(tokens_per_s=[1000.0, 1030.0])
+    assert said(own)["best"]["gain"] == "1.03 times as fast as ZeRO 0 in bf16, uncompiled."
+
+
 def sized(**other):
     """Give a setting that uses 30 of 140 GiB at micro-batch 8, and one at 4."""
     own = two().assign(

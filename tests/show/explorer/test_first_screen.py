@@ -80,6 +80,38 @@ def test_names_do_not_overlap_and_begin_with_the_answer(many):
         assert right <= other[1] or other[3] <= left or bottom <= other[2] or other[4] <= top
 
 
+def test_labels_stay_in_the_plot_and_off_the_rings(many):
+    names, rings, width, height = many.tab.evaluate(
+        f"""() => {{
+          const {{ view }} = {ROOT}.scatter;
+          const {{ items }} = view.scenegraph().root.items[0];
+          const box = ({{ bounds }}) => [bounds.x1, bounds.y1, bounds.x2, bounds.y2];
+          const boxes = (kind, name) => items
+            .filter((mark) => mark.marktype === kind && mark.items[0]?.datum[name])
+            .flatMap((mark) => mark.items.map(box));
+          const size = ["width", "height"].map((side) => view.signal(side));
+          return [boxes("text", "weight"), boxes("symbol", "number"), ...size];
+        }}"""
+    )
+    assert len(names) > 2
+    assert rings
+    near = 2  # pixels: a font's bounds are a little larger than its letters
+    for left, top, right, bottom in names:
+        assert -near <= left < right <= width + near
+        assert -near <= top < bottom <= height + near
+        for ring_left, ring_top, ring_right, ring_bottom in rings:
+            is_beside = right < ring_left + near or ring_right - near < left
+            assert is_beside or bottom < ring_top + near or ring_bottom - near < top
+
+
+def test_the_star_of_few_settings_is_no_answer(tabs, tmp_path):
+    explorer = dsnb.explore(three_sizes()[:2])
+    page = tabs.open(explorer.save(tmp_path / "page.html"), SIZE)
+    legend = page.tab.locator(".dsnb-legend").inner_text()
+    assert "the best measured so far" in legend
+    assert "the answer" not in legend
+
+
 def test_the_better_corner_is_where_both_figures_are_better(few):
     corner = """(state) => {
       %s.set(state);

@@ -8,7 +8,9 @@ import pytest
 import dsnb
 from dsnb.prediction import predicted
 from dsnb.prediction.predicted import unmeasured
+from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import span
+from dsnb.show.explorer import setting_names
 from dsnb.show.explorer.explore import Explorer
 from dsnb.show.explorer.payload import payload
 from tests.prediction.made_up import TRACE
@@ -129,7 +131,10 @@ def test_hollow_marks_are_what_was_predicted(explorer, tab):
     assert "Hollow marks are predicted, not run" in note
     assert "3 of 4 predicted settings would fit and have both figures." in note
     lines = tab.evaluate(f"{BESIDE}.describe({{ id: 1, isPredicted: true }})")
-    assert lines[1] == "predicted, not run"
+    assert lines[:2] == [
+        f"{labels.setting(explorer.data.predicted.iloc[1])}, 1 NVIDIA H200",
+        "predicted, not run",
+    ]
     assert " ± " in " ".join(lines)
     assert any(line.startswith("nearest run: measured on H200: ") for line in lines)
     legend = tab.evaluate(f"{BESIDE}.legend.node.textContent")
@@ -164,11 +169,33 @@ def test_filters_and_the_table(explorer, tab):
     ) == [0, 0, 1]
 
 
+def test_predicted_settings_are_named_by_what_tells_them_apart(explorer, tab):
+    sent = payload(explorer.data, explorer.state, None)["predicted"]
+    assert sent["names"] == [
+        "ZeRO 1, compiled, micro-batch 8",
+        "ZeRO 2, micro-batch 8",
+        "ZeRO 3, micro-batch 8",
+        "ZeRO 0, micro-batch 16",
+    ]
+    assert sent["shared"] == {0: "All predicted settings of this task: bf16, 1 GPU."}
+    section = tab.locator(".dsnb-explorer").nth(1).locator(".dsnb-predicted")
+    assert section.locator("tbody th").all_inner_texts() == sent["names"]
+    assert sent["shared"][0] in section.inner_text()
+
+
+def test_predicted_settings_that_words_do_not_tell_apart_have_the_names_of_their_experiments():
+    found = unmeasured(measured(), asked({"zero_stage": 2}, {"zero_stage": 3}))
+    alike = found.table.assign(zero_stage=2)
+    data = Explorer(measured(), predicted=replace(found, table=alike)).data
+    names, _ = setting_names.predicted_names(data)
+    assert names == data.predicted["experiment"].tolist()
+
+
 def test_what_is_worth_measuring_is_never_called_measured(tab):
     worth = tab.locator(".dsnb-explorer").nth(2).locator(".dsnb-worth")
     said = worth.inner_text()
     assert said.startswith(
-        "Worth measuring: opt-1.3b_zs1_bf16_gpus1_bs8_sl512_compile, predicted and not measured: "
+        "Worth measuring: ZeRO 1, bf16, compiled, micro-batch 8 on 1 NVIDIA H200, predicted and not measured: "
     )
     assert "more than the error of such predictions" in said
     assert (
@@ -193,7 +220,7 @@ def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_wi
     column = f"{SLOW}.model.columns.get('tokens_per_s')[{SLOW}.model.runs + 1]"
     rates, named = (
         tab.evaluate(f"[...{model}.figures.tokens_per_s.values]"),
-        tab.evaluate(f"{model}.names"),
+        tab.evaluate(f"{model}.settings"),
     )
     assert rates[0] > rates[1]
     worth = tab.locator(".dsnb-explorer").nth(2).locator(".dsnb-worth")
@@ -202,7 +229,9 @@ def test_a_setting_whose_memory_is_tight_is_not_worth_measuring_while_another_wi
         for share, best in ((0.96, 1), (0.94, 0)):
             tab.evaluate(f"{column} = {share * rates[0]}")
             tab.evaluate(f"['memory', 'time'].forEach((objective) => {SLOW}.set({{ objective }}))")
-            assert worth.inner_text().startswith(f"Worth measuring: {named[best]}, predicted")
+            assert worth.inner_text().startswith(
+                f"Worth measuring: {named[best]} on 1 NVIDIA H200, "
+            )
         assert tab.evaluate(f"[0, 1, 3].map((place) => {model}.fit[place])") == [
             "tight",
             "yes",
@@ -236,7 +265,7 @@ def test_a_task_without_any_run(tab):
         here.locator(".dsnb-headline").inner_text()
         == "No setting can be recommended: none was run yet."
     )
-    assert here.locator(".dsnb-worth").inner_text().startswith("Worth measuring first: gpt2-xl_zs")
+    assert here.locator(".dsnb-worth").inner_text().startswith("Worth measuring first: ZeRO ")
     assert len(tab.evaluate(f"{UNRUN}.scatter.picture.data.predicted")) == 2
     assert here.locator(".dsnb-predicted tbody tr:visible").count() == 2
     tab.evaluate(f"{UNRUN}.set({{ task: 'all' }})")

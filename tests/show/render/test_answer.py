@@ -125,21 +125,22 @@ def test_what_starts_the_best_setting_again(tmp_path):
     )
     names = list(table["experiment"])
     table = table.assign(tokens_per_s=[1000.0, 900.0], peak_allocated_gib=[9.0, 8.0])
-    task = decision_data.tasks_payload(table, [0] * 2, names, ["tokens_per_s"], ["zero_stage"])[
-        "tasks"
-    ][0]
+    sent = decision_data.tasks_payload(table, [0] * 2, names, ["tokens_per_s"], ["zero_stage"])
+    task = sent["tasks"][0]
     stages = table["zero_stage"].tolist()
     take = task["candidates"]["take"]
     entry = "{{model: gpt2, zero_stage: {}, precision: fp16, seq_len: 512{}}}"
-    entries = [each["entry"] for each in take.values()]
+    entries = [
+        f"{{{', '.join(sent['texts'][part] for part in each['entry'])}}}" for each in take.values()
+    ]
     assert entries == [
         entry.format(stages[0], ""),
         entry.format(stages[1], ", deepspeed: {x.y: 2}"),
     ]
     assert (
-        combinations(
-            validated({"name": "p", "include": [plain_yaml.parse(take[1]["entry"])]}, "p")
-        )[0]["deepspeed.x.y"]
+        combinations(validated({"name": "p", "include": [plain_yaml.parse(entries[1])]}, "p"))[0][
+            "deepspeed.x.y"
+        ]
         == 2
     )
     unknown = decision_data.tasks_payload(table.assign(model=None), [0] * 2, names, [], [])[

@@ -8,10 +8,15 @@ const placesOf = (text) => text.split(" ").filter(Boolean).flatMap((part) => {
 
 // A task: its candidates by row, and the intervals of pairs of its settings.
 class Task {
-  constructor(model, { candidates: columns, ...task }) {
+  constructor(model, { candidates, ...task }) {
     Object.assign(this, task, { model });
+    const { take, ...columns } = candidates;
     const read = (name, value) => (model.textColumns.includes(name) ? model.texts[value] : value);
-    const row = (_, place) => Object.fromEntries(Object.entries(columns).map(([name, column]) => [name, read(name, column[place])]));
+    const at = (column, place) => (Array.isArray(column) ? column[place] : column); // one that is the same for all is sent once
+    const row = (_, place) => {
+      const cells = Object.entries(columns).map(([name, column]) => [name, read(name, at(column, place))]);
+      return { ...Object.fromEntries(cells), take: take[place] };
+    };
     this.candidates = columns.experiment.map(row);
   }
 

@@ -146,30 +146,36 @@ class Card {
     this.kicker.textContent = words.kicker ?? "";
     this.basisText.textContent = words.basis ?? "";
     const others = (this.answer?.options ?? []).slice(1).filter((one) => one.take);
-    this.showTake(words.take ?? {}, others.slice(0, ALTERNATIVES));
+    this.showTake(words, others.slice(0, ALTERNATIVES));
   }
 
-  // The files for other programs: the places of their first line, and of the places of the others, in the page's texts.
-  filesOf({ files = {} }, of) {
-    const { texts } = this.model;
-    return Object.entries(files).map(([name, [first, others]]) => {
-      const lines = [first, ...placesOf(texts[others])].map((place) => texts[place]);
-      const text = lines.map((line) => `${line}\n`).join("");
+  // The files for other programs, as `_take` in dsnb/show/render/decision_data.py packs them.
+  filesOf({ take, experiment }, of) {
+    const { texts, words, experiments } = this.model;
+    if (!take) return [];
+    const [names, ...packed] = take.files.map((place) => texts[place]);
+    const setting = take.name ?? experiments.names[experiment];
+    return names.split(" ").map((name, index) => {
+      const lines = placesOf(packed[index]).map((line) => `${texts[line]}\n`);
+      const text = lines.join("").replaceAll(words.name, () => setting);
       return folded(name, copied(`${name}${of}`, text));
     });
   }
 
   // What the setting, and two alternatives, are trained with again, here and in other programs.
-  showTake(take, others) {
+  showTake(best, others) {
+    const { texts } = this.model;
+    const take = best.take ?? {};
+    const entry = take.entry && `{${take.entry.map((part) => texts[part]).join(", ")}}`;
     const blocks = [
-      ["Entry of a params file", this.model.say("take.entry", take)],
-      ["Command line", this.model.say("take.command", take)],
+      ["Entry of a params file", this.model.say("take.entry", { entry })],
+      ["Command line", this.model.say("take.command", { entry })],
     ].filter(([, text]) => text).map(([title, text]) => element("div", {}, element("h3", {}, title), copied(title, text)));
     if (take.assumed) blocks.push(soft(take.assumed));
-    blocks.push(...this.filesOf(take, ""));
+    blocks.push(...this.filesOf(best, ""));
     for (const other of others) {
       const title = `Alternative: ${other.setting || this.model.experiments.names[other.experiment]}`;
-      blocks.push(folded(title, ...this.filesOf(other.take, `, ${title}`)));
+      blocks.push(folded(title, ...this.filesOf(other, `, ${title}`)));
     }
     this.takeAway.replaceChildren(element("summary", {}, "Take it away"), ...blocks);
     this.takeAway.hidden = !blocks.length;

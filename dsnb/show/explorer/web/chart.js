@@ -2,6 +2,7 @@
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const FINGER_PX = 20; // half the width of a finger
+const AXIS_PX = 75; // about the width of the y axis
 
 class Chart {
   // `kind` is a part of charts.yaml. `events` may contain tooltip(mark) -> lines of text, click(mark), brush(region or null). A mark is a datum: its `id`
@@ -33,9 +34,6 @@ class Chart {
     this.view.initialize(this.canvas).addEventListener("click", (event, item) => this.clicked(item?.datum));
     this.theme = this.readTheme();
     this.laidOutWidth = null;
-    if (!this.specification.marks.some(({ transform }) => transform)) return;
-    this.setData(() => [{}]); // labels cannot avoid marks that never had an item
-    this.view.run();
   }
 
   // Vega clicks the mark that the pointer last moved to. A tap moves none, and is inexact: move one to the nearest symbol in reach.
@@ -90,12 +88,8 @@ class Chart {
     this.types = types;
     if (isOther) this.build();
     this.signal({ ...this.theme, ...signals });
-    this.setData((name) => data[name] ?? []);
+    for (const { name } of this.specification.data) this.view.data(name, data[name] ?? []);
     this.layOut();
-  }
-
-  setData(of) {
-    for (const { name } of this.specification.data) this.view.data(name, of(name));
   }
 
   signal(signals) {
@@ -120,7 +114,19 @@ class Chart {
     if (this.laidOutWidth === this.width) this.view.resize();
     else this.view.width(this.width);
     this.laidOutWidth = this.width;
+    this.placeLabels(this.plotWidth ?? this.width - AXIS_PX);
     this.view.run();
+    const width = this.view.signal("width");
+    if (Math.abs(width - this.labelledWidth) > 20) this.placeLabels(width).run();
+    this.plotWidth = width;
+  }
+
+  // Labels stand at their points, so that they need the width of the plot only to find room.
+  placeLabels(width) {
+    const { picture, view } = this;
+    this.labelledWidth = width;
+    if (picture.labels) view.data("labels", picture.labels({ width, height: this.specification.height }));
+    return view;
   }
 
   readTheme() {

@@ -64,11 +64,15 @@ const otherEntries = (model, state, runs) => {
   return others;
 };
 
-// What marks settings in the first chart, if it is drawn.
-const settingEntries = ({ words }, { best, front }) => [
-  ...(best.length ? [{ label: words.star, shape: "star", fill: STAR }] : []),
-  ...(front.length ? [{ label: words.ring, shape: "ring", fill: "inherit" }] : []),
-];
+// What marks settings in the first chart, if it is drawn. With few settings, the best one is no advice.
+const settingEntries = (model, state, { best, front }) => {
+  const { words } = model;
+  const star = model.task(state)?.few ? words.starOfFew : words.star;
+  const entries = [];
+  if (best.length) entries.push({ label: star, shape: "star", fill: STAR });
+  if (front.length) entries.push({ label: words.ring, shape: "ring", fill: "inherit" });
+  return entries;
+};
 
 class Legend {
   constructor(model, set) {
@@ -87,7 +91,7 @@ class Legend {
       entry.append(label);
       return element("li", {}, entry);
     });
-    const others = [...otherEntries(this.model, state, runs), ...settingEntries(this.model, data)].map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
+    const others = [...otherEntries(this.model, state, runs), ...settingEntries(this.model, state, data)].map(({ label, shape, fill }) => element("li", {}, mark(shape, fill), label));
     this.node.replaceChildren(element("li", { class: "dsnb-soft" }, `${axis.title}:`), ...entries, ...others);
     this.node.querySelectorAll("button")[focused]?.focus();
   }

@@ -89,7 +89,7 @@ class Explorer {
     const { model, state, selected } = this;
     const isOfRuns = [this.scatter, this.medians, this.losses].includes(chart);
     const legend = isOfRuns ? [...legendEntries(model, state), ...otherEntries(model, state, selected)] : [];
-    if (chart === this.scatter) legend.push(...settingEntries(model, chart.picture.data));
+    if (chart === this.scatter) legend.push(...settingEntries(model, state, chart.picture.data));
     const title = joined([model.task(state)?.title, chart.title ?? chart.label], ": ");
     const cite = joined([model.cite, `n = ${count(selected.length, "run")}`], "; ");
     return { title, legend, cite };

@@ -134,7 +134,7 @@ const scatter = (model, state, filtered, selected, front, answer) => {
     names: labels, obstacles: shown.size > MOST_NAMED ? [] : points, best: best ? [spot(best.experiment)] : [],
     corner: betterCorner(model, state), capacity_x: across.marks, capacity_y: up.marks,
   };
-  return { signals, types, data, message, note: joined(notes) };
+  return { signals, types, data, message, note: joined(notes), labels: (plot) => scatterLabels({ signals, types, data }, plot) };
 };
 
 // Experiments along one setting: medians, ranges, every run; lines join experiments that are otherwise equal.

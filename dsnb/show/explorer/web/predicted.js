@@ -7,10 +7,15 @@ class Predictions {
     const figures = Object.values(this.figures);
     const texts = (place) => [this.fit[place], ...figures.map((figure) => figure.texts[place]), this.outside[place]];
     this.rows = this.names.map((name, place) => tableRow(element("span", { title: this.settings[place] }, name), texts(place)));
-    const heads = [heading("experiment", true), ...["would fit", ...figures.map((figure) => figure.heading), "less sure, because"].map((title) => heading(title))];
+    const heads = [heading("setting", true), ...["would fit", ...figures.map((figure) => figure.heading), "less sure, because"].map((title) => heading(title))];
     this.none = soft("No predicted setting of this task matches the filters.");
-    this.node = card("Predicted, not run", ...this.notes.map((note) => soft(note)), scrollTable("Predicted settings", heads, this.rows, "dsnb-runs"), this.none);
+    this.common = soft();
+    this.node = card("Predicted, not run", ...this.notes.map((note) => soft(note)), this.common, scrollTable("Predicted settings", heads, this.rows, "dsnb-runs"), this.none);
     this.node.classList.add("dsnb-predicted", "dsnb-unprinted");
+  }
+
+  hardware(place) {
+    return `${this.gpus[place]} ${this.kinds[place]}`;
   }
 
   // Those of the task that pass the filters, by place.
@@ -62,7 +67,7 @@ class Predictions {
     const lines = Object.values(this.figures).map(({ heading, texts }) => `${heading}: ${texts[place]}`);
     const outside = this.outside[place];
     const nearest = this.nearest[place];
-    return [this.names[place], "predicted, not run", this.settings[place], ...lines, ...(nearest ? [`nearest run: ${nearest}`] : []), ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
+    return [`${this.settings[place]}, ${this.hardware(place)}`, "predicted, not run", ...lines, ...(nearest ? [`nearest run: ${nearest}`] : []), ...(outside ? [`less sure: ${outside}`] : [])].map(cut);
   }
 
   // The best predicted setting of a task, as an option of its answer; undefined without any.
@@ -74,7 +79,7 @@ class Predictions {
       .filter((place) => this.fit[place] !== "no" && (!state.gpus_at_hand || this.gpus[place] <= state.gpus_at_hand))
       .map((at) => answer.option({
         at, setting: this.settings[at], ...figures(at), gpus: this.gpus[at], kind: this.kinds[at],
-        place: `${this.gpus[at]} ${this.kinds[at]}`, power: null, basis: "predicted",
+        place: this.hardware(at), power: null, basis: "predicted",
       }))
       .filter((option) => option[least] > 0);
     if (!options.length) return undefined;
@@ -93,7 +98,7 @@ class Predictions {
     const option = this.best(answer);
     if (!option) return "";
     const { heading, texts, errors } = this.figures[isMemory ? "peak_allocated_gib" : "tokens_per_s"];
-    const setting = `${this.names[option.at]}, predicted and not measured: ${heading} ${texts[option.at]}`;
+    const setting = `${option.setting} on ${option.place}, predicted and not measured: ${heading} ${texts[option.at]}`;
     if (!best) return model.say("worth.first", { setting });
     const gain = 100 * (1 - option[least] / best[least]);
     if (!(gain > 0)) return "";
@@ -107,5 +112,6 @@ class Predictions {
     const shown = new Set(this.shown(state));
     this.rows.forEach((row, place) => row.toggleAttribute("hidden", !shown.has(place)));
     this.none.hidden = shown.size > 0;
+    this.common.textContent = this.shared[this.model.tasks.indexOf(this.model.task(state))] ?? "";
   }
 }
