@@ -93,7 +93,7 @@ def test_the_explorer_lives_in_jupyterlab(lab, chromium):
     for tile in card.locator(".dsnb-tiles > div").all():
         label = tile.locator("dt").bounding_box()
         figure = tile.locator("dd").first.bounding_box()
-        assert label["y"] + label["height"] <= figure["y"]
+        assert label["y"] + label["height"] <= figure["y"] + 1
 
     tab.evaluate(OPEN)
     card.get_by_label("Smallest relevant difference (%)").fill("5")
