@@ -10,7 +10,8 @@ from dsnb.show.explorer import page
 from dsnb.show.explorer.payload import payload
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+"""The shell comes first: without the rest of a browser, it opens a page in half of the CPU time."""
 ROOT = "document.querySelector('.dsnb-explorer').dsnb"
 
 
@@ -25,10 +26,10 @@ def launch(playwright):
     except Error as error:
         if os.environ.get("DSNB_REQUIRE_BROWSER"):
             pytest.fail(
-                f"no Chromium ({str(error).splitlines()[0]}): install Debian's package chromium"
+                f"no Chromium ({str(error).splitlines()[0]}): install Debian's package chromium-headless-shell"
             )
     warnings.warn(
-        "NO BROWSER TEST WAS RUN: install chromium, or run `playwright install chromium`",
+        "NO BROWSER TEST WAS RUN: install chromium-headless-shell, or run `playwright install chromium`",
         stacklevel=1,
     )
     pytest.skip("no Chromium")
