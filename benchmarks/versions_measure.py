@@ -1,10 +1,10 @@
-"""Time fixed settings with several versions of DeepSpeed in turn: `python versions_measure.py OUT`.
+"""Time fixed settings with several versions of DeepSpeed in turn: `python -m benchmarks.versions_measure OUT`.
 
 Each version is a folder made by `pip install --no-deps --target`; a worker (`versions_worker.py`)
 has one of them on its PYTHONPATH. A round starts fresh workers of all versions at once, then times
 one setting with one version after the other before it goes on to the next setting, so that a drift
-of the host falls on all versions alike. The order of the versions rotates, and every other time it
-is reversed. One version takes part twice, under two names: what separates those two is noise.
+of the host falls on all versions alike. The order of the versions rotates, and every second
+rotation is reversed. One version takes part twice, under two names: what separates those two is noise.
 
 Settings for one GPU run two at a time, one on each GPU and each on its half of the cores.
 """
@@ -13,35 +13,49 @@ import argparse
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from versions_worker import SETTINGS, Setting
+from benchmarks.versions_worker import SETTINGS, Setting
 
 VERSIONS = ("0.13.1", "0.16.9", "0.17.6", "0.18.9", "0.19.8")
 TWICE = "0.16.9"
 """The version that takes part twice, and to which the others are compared."""
-BLOCKS: tuple[tuple[str, ...], ...] = (
-    ("one-z0", "one-z2-acc8"),
-    ("one-z1", "one-z3-ckpt"),
-    ("one-z3", "one-z3-acc8"),
-    ("two-z0",),
-    ("two-z1",),
-    ("two-z2-acc8",),
-    ("two-z3",),
-    ("two-z3-ckpt",),
-    ("two-z3-acc8",),
-)
+BLOCKS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "all": (
+        ("one-z0", "one-z2-acc8"),
+        ("one-z1", "one-z3-ckpt"),
+        ("one-z3", "one-z3-acc8"),
+        ("two-z0",),
+        ("two-z1",),
+        ("two-z2-acc8",),
+        ("two-z3",),
+        ("two-z3-ckpt",),
+        ("two-z3-acc8",),
+    ),
+    "large": (
+        ("one-z1-large", "one-z3-ckpt-large"),
+        ("one-z3-large", "one-z3-acc8-large"),
+        ("two-z3-large",),
+        ("two-z1-large",),
+        ("two-z3-ckpt-large",),
+        ("two-z3-acc8-large",),
+    ),
+}
 """What runs at the same time: a setting on each GPU, or one on both."""
+KINDS = {"first": [0], "second": [1], "both": [0, 1]}
+"""Groups of GPUs, each with processes of its own."""
 START_S = 150.0
 """How long the workers of a round may take to start."""
-ANSWER_S = 60.0
+RESTART_S = 40.0
+"""How long the workers that replace ended ones may take."""
+ANSWER_S = 40.0
 """How long a setting may take besides its timed steps."""
 WORKER = Path(__file__).parent / "versions_worker.py"
 
@@ -66,10 +80,11 @@ def arms_of(versions: Sequence[str], folders: str) -> list[Arm]:
 
 
 def order(arms: Sequence[Arm], turn: int) -> list[Arm]:
-    """Return the arms in the order of a turn: rotated, and reversed every other time."""
+    """Return the arms in the order of a turn: rotated, and reversed in every second rotation."""
     first = turn % len(arms)
     rotated = [*arms[first:], *arms[:first]]
-    return rotated[::-1] if turn % 2 else rotated
+    is_reversed = turn // len(arms) % 2 == 1
+    return rotated[::-1] if is_reversed else rotated
 
 
 @dataclass
@@ -97,6 +112,9 @@ class Worker:
         line = output.readline() if ready else ""
         if line:
             return json.loads(line)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)  # it writes where it is into its log
+            time.sleep(1)
         self.end()
         state = "ended" if ready else "gave no answer in time"
         return {"error": f"the process {state}: {tail(self.log)}"}
@@ -112,10 +130,10 @@ def tail(log: Path) -> str:
     return log.read_text(errors="replace")[-1500:]
 
 
-def start(arm: Arm, gpus: Sequence[int], log: Path, port: int, all_gpus: int) -> list[Worker]:
+def start(arm: Arm, gpus: Sequence[int], log: Path, port: int) -> list[Worker]:
     """Start a worker on each of these GPUs, which train together."""
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // all_gpus)
+    share = max(1, len(cores) // len(KINDS["both"]))
     workers = []
     for rank, gpu in enumerate(gpus):
         paths = [str(arm.folder), os.environ.get("PYTHONPATH", "")]
@@ -132,9 +150,9 @@ def start(arm: Arm, gpus: Sequence[int], log: Path, port: int, all_gpus: int) ->
             "OMP_NUM_THREADS": str(min(8, share)),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        file = log.with_suffix(f".{rank}.log")
+        file = log.with_name(f"{log.name}-{rank}.log")
         own = cores[gpu * share : (gpu + 1) * share] or cores
-        command = ["taskset", "-c", ",".join(map(str, own)), sys.executable, str(WORKER)]
+        command = ["taskset", "-c", ",".join(map(str, own)), sys.executable, "-P", str(WORKER)]
         with file.open("w") as errors:
             process = subprocess.Popen(
                 command,
@@ -152,9 +170,34 @@ def start(arm: Arm, gpus: Sequence[int], log: Path, port: int, all_gpus: int) ->
 class Round:
     """The workers of one round: of each arm, one alone on each GPU and a group on both."""
 
-    groups: dict[tuple[str, str], list[Worker]]
+    number: int
+    logs: Path
+    groups: dict[tuple[str, str], list[Worker]] = field(default_factory=dict)
     dead: set[tuple[str, str]] = field(default_factory=set)
-    """Arms and groups of GPUs whose processes ended too early."""
+    """Arms and groups of GPUs whose processes do not start."""
+    started: int = 0
+
+    def start(self, arm: Arm, kind: str) -> None:
+        """Start the workers of an arm on a group of GPUs."""
+        self.started += 1
+        name = f"{self.number}-{self.started}-{arm.name.replace(' ', '-')}-{kind}"
+        port = 29500 + 100 * self.number + self.started
+        self.groups[arm.name, kind] = start(arm, KINDS[kind], self.logs / name, port)
+
+    def wait(self, arm: Arm, kind: str, until: float) -> None:
+        """Wait until these workers are ready."""
+        for worker in self.groups[arm.name, kind]:
+            worker.hello = worker.answer(until)
+            if "error" in worker.hello:
+                self.dead.add((arm.name, kind))
+                print("did not start:", arm.name, kind, worker.hello["error"], flush=True)
+
+    def restart(self, arm: Arm, kind: str) -> None:
+        """Replace workers of which one has ended, so that a failure costs one setting only."""
+        for worker in self.groups[arm.name, kind]:
+            worker.end()
+        self.start(arm, kind)
+        self.wait(arm, kind, time.monotonic() + RESTART_S)
 
     def end(self) -> None:
         """End all workers."""
@@ -163,28 +206,16 @@ class Round:
                 worker.end()
 
 
-def kinds(gpus: int) -> dict[str, list[int]]:
-    """Return the groups of GPUs: each alone, and both together."""
-    return {"first": [0], "second": [1 % gpus], "both": [0, 1 % gpus]}
-
-
-def begin(arms: Sequence[Arm], used: Iterable[str], gpus: int, logs: Path, number: int) -> Round:
+def begin(arms: Sequence[Arm], logs: Path, number: int) -> Round:
     """Start the workers of all arms at once, and wait until each is ready."""
-    groups = {}
-    port = 29500 + 100 * number
+    made = Round(number, logs)
     for arm in arms:
-        for kind in used:
-            log = logs / f"{number}-{arm.name.replace(' ', '-')}-{kind}"
-            port += 1
-            groups[arm.name, kind] = start(arm, kinds(gpus)[kind], log, port, gpus)
-    made = Round(groups)
+        for kind in KINDS:
+            made.start(arm, kind)
     until = time.monotonic() + START_S
-    for key, workers in groups.items():
-        for worker in workers:
-            worker.hello = worker.answer(until)
-            if "error" in worker.hello:
-                made.dead.add(key)
-                print("did not start:", key, worker.hello["error"], flush=True)
+    for arm in arms:
+        for kind in KINDS:
+            made.wait(arm, kind, until)
     return made
 
 
@@ -225,12 +256,11 @@ def run_block(
         row = {"name": name, **answers[0], "peaks_gib": [each.get("peak_gib") for each in answers]}
         errors = [each["error"] for each in answers if "error" in each]
         if errors:
-            row["error"] = errors[0]
+            row["error"] = " | ".join(errors)
             failed.add((arm.name, name))
         if any(worker.process.poll() is not None for worker in workers):
-            made.dead.add((arm.name, kind))
-        about = {**workers[0].hello}
-        rows.append({**about, **row, "arm": arm.name, "version": arm.version})
+            made.restart(arm, kind)
+        rows.append({**workers[0].hello, **row, "arm": arm.name, "version": arm.version})
     return rows
 
 
@@ -249,46 +279,60 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=2.5, help="seconds of timed steps")
     parser.add_argument("--folders", default="/tmp/ds-{}", help="where each version is installed")
     parser.add_argument("--versions", nargs="+", default=VERSIONS)
+    parser.add_argument("--blocks", choices=list(BLOCKS), default="all")
     parser.add_argument("--backwards", action="store_true", help="begin with the last block")
+    parser.add_argument("--rounds", type=int, default=100, help="make no more than these")
     parser.add_argument("--first-round", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    logs = args.logs
-    logs.mkdir(exist_ok=True)
+    args.logs.mkdir(parents=True, exist_ok=True)
     arms = arms_of(args.versions, args.folders)
-    blocks = BLOCKS[::-1] if args.backwards else BLOCKS
-    number = args.first_round
-    left = args.seconds
-    longest = 0.0
-    failed: set[tuple[str, str]] = set()
-    started_s = 0.0
+    blocks = BLOCKS[args.blocks][::-1] if args.backwards else BLOCKS[args.blocks]
     with (args.out / "results.jsonl").open("a") as file:
-        while left > started_s + 2 * longest:
-            round_began = time.monotonic()
-            made = begin(arms, ("first", "second", "both"), 2, logs, number)
-            started_s = time.monotonic() - round_began
-            print(f"round {number}: started in {started_s:.0f} s", flush=True)
-            for index, block in enumerate(blocks):
-                block_began = time.monotonic()
-                left = args.seconds - (block_began - began)
-                if left < longest:
-                    break
-                for position, arm in enumerate(order(arms, number + index)):
-                    for row in run_block(block, arm, made, args.window, args.small, failed):
-                        row |= {"round": number, "position": position, "at_s": block_began - began}
-                        file.write(json.dumps(row) + "\n")
-                        file.flush()
-                        rate = row.get("tokens_per_s", 0.0)
-                        text = row.get(
-                            "error", f"{rate:,.0f} tokens/s {row.get('whole_s', 0):.1f} s"
-                        )
-                        print(number, row["name"], arm.name, text[-300:], flush=True)
-                longest = max(longest, time.monotonic() - block_began)
-            made.end()
-            left = args.seconds - (time.monotonic() - began)
-            number += 1
+        measure(args, arms, blocks, file, began)
     print(f"ended after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def measure(
+    args: argparse.Namespace,
+    arms: Sequence[Arm],
+    blocks: Sequence[Sequence[str]],
+    file: IO[str],
+    began: float,
+) -> None:
+    """Make rounds until no arm of a block would end in time."""
+    failed: set[tuple[str, str]] = set()
+    longest = started_s = 0.0
+    last = began + args.seconds
+    for number in range(args.first_round, args.first_round + args.rounds):
+        if time.monotonic() + started_s + 2 * longest > last:
+            break
+        round_began = time.monotonic()
+        made = begin(arms, args.logs, number)
+        started_s = time.monotonic() - round_began
+        print(f"round {number}: started in {started_s:.0f} s", flush=True)
+        for index, block in enumerate(blocks):
+            for position, arm in enumerate(order(arms, number + index)):
+                arm_began = time.monotonic()
+                if arm_began + longest > last:
+                    break
+                rows = run_block(block, arm, made, args.window, args.small, failed)
+                for row in rows:
+                    row |= {"round": number, "position": position, "at_s": arm_began - began}
+                    write(row, file)
+                longest = max(longest, time.monotonic() - arm_began)
+        made.end()
+
+
+def write(row: dict[str, Any], file: IO[str]) -> None:
+    """Append a row to a file, and print it."""
+    file.write(json.dumps(row) + "\n")
+    file.flush()
+    text = f"{row.get('tokens_per_s', 0):,.0f} tokens/s, {row.get('whole_s', 0):.1f} s"
+    if "error" in row:
+        text = row["error"][-300:]
+    print(row["round"], row["name"], row["arm"], text, flush=True)
 
 
 if __name__ == "__main__":
