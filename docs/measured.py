@@ -22,6 +22,7 @@ from benchmarks import (
     regret,
     todays_models,
     trainers,
+    versions,
 )
 from benchmarks import network as network_steps
 from benchmarks.outside import fitting, summary
@@ -364,6 +365,8 @@ def host_time_table() -> list[str]:
     return rows
 
 
+VERSION_DAYS = ("2026-11-29",)
+"""Days on which versions of DeepSpeed were compared: a section of docs/explanation/versions.md each."""
 TABLES: dict[str, Rows] = {
     "host-time": host_time_table,
     "results": lambda: [*headline.RESULTS_HEADER, *headline.results()],
@@ -396,6 +399,11 @@ TABLES: dict[str, Rows] = {
     "planners-speed": lambda: planners.speed_lines(planners.known()),
     "planners-memory": lambda: planners.memory_lines(planners.known()),
     "ratios-elsewhere": lambda: ratio_table(RATIOS_ELSEWHERE),
+    **{
+        f"versions-{day}-{kind}": partial(versions.lines, kind, day)
+        for day in VERSION_DAYS
+        for kind in versions.LINES
+    },
 }
 """The tables of the texts."""
 SLOW_TABLES: dict[str, Rows] = {
@@ -414,5 +422,12 @@ SLOW_TABLES: dict[str, Rows] = {
     "new-settings": lambda: [*new_settings.HEADER, *new_settings.rows()],
 }
 """Tables that take minutes: `python -m docs.figures slow` writes them."""
-ROUNDED = {*SLOW_TABLES, "unseen", "families", "left-out", "confirmed"}
+ROUNDED = {
+    *SLOW_TABLES,
+    *(f"versions-{day}-{kind}" for day in VERSION_DAYS for kind in versions.LINES),
+    "unseen",
+    "families",
+    "left-out",
+    "confirmed",
+}
 """Tables whose numbers are fitted or summed up: elsewhere, linear algebra may round the last digit otherwise."""

@@ -314,14 +314,18 @@ def exceedance(value: float, groups: int, degrees: int) -> float:
         return 1.0
     if value == math.inf:
         return 0.0
-    exceeds = _exceedance_at_known_spread(groups)
-    spread = np.arange(len(exceeds)) * STEP / value
+    at_ranges = _exceedance_at_known_spread(groups)
+    ranges = np.arange(len(at_ranges)) * STEP
+    # For small values the spread has a grid of its own: divided by them, STEP would be too coarse.
+    divisor = max(value, 1.0)
+    spread = ranges / divisor
+    exceeds = np.interp(value * spread, ranges, at_ranges)
     log_density = np.zeros(len(spread))
     if degrees > 1:
         with np.errstate(divide="ignore"):
             log_density = (degrees - 1) * np.log(spread)
     scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
-    terms = exceeds * np.exp(scale + log_density - degrees * spread**2 / 2) * STEP / value
+    terms = exceeds * np.exp(scale + log_density - degrees * spread**2 / 2) * STEP / divisor
     return float(min(1.0, terms.sum() - terms[0] / 2))
 
 

@@ -131,3 +131,10 @@ def test_equal_values_have_the_degrees_of_freedom_of_both_and_changes_are_ratios
     assert intervals.welch(base, other, 1.0)[2] == [4 + 5 - 2]
     bounds = intervals.all_pairs(base, other, 2, CONFIDENCE)
     assert [ends[0] for ends in bounds.changes] == pytest.approx([math.expm1(0.1)] * 3)
+
+
+@pytest.mark.parametrize("t", [1e-6, 0.001, 0.02, 0.5, 0.71, 3.0])
+def test_range_of_two_is_students_t_also_for_equal_means(t):
+    # With two degrees of freedom P(|T| > t) = 1 - t / sqrt(2 + t^2).
+    expected = 1 - t / math.sqrt(2 + t**2)
+    assert intervals.exceedance(math.sqrt(2) * t, 2, 2) == pytest.approx(expected, abs=1e-4)
