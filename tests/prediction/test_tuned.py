@@ -12,7 +12,7 @@ from tests import ROOT
 
 MODULES = sorted((ROOT / "dsnb" / "prediction").rglob("*.py"))
 FACTS = {
-    "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS",
+    "accuracy.MIN_PEAKS", "accuracy.MIN_SETTINGS", "accuracy.MOST_NAMED",
     "brief.LEAST_PCT", "brief.MANY_ASSUMED", "brief.MAX_LINES",
     "calibration.MAX_FITS", "calibration.MIN_CALIBRATED",
     "calibration.STEPS", "claims.MOST_SHARE", "gaps.NETWORKS_GBIT", "gpus.NODE_GPUS",
