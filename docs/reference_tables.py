@@ -295,6 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
         run_fields,
         command_line,
         python_api,
+        contributed_texts,
     )
 }
 TABLES |= {page: functools.partial(api, page) for page in API}
