@@ -64,7 +64,7 @@ def contribute(
         return
     found.write(output)
     say(
-        f"{output}: {package.ROWS} and {package.MANIFEST} are to send; {package.READABLE} is for you"
+        f"{output}: send {package.ROWS} and {package.MANIFEST}; {package.READABLE} is for you to read"
     )
     if url:
         say("Open this link, attach both files, and send the issue:")

@@ -227,7 +227,7 @@ def too_few(runs: pd.DataFrame, setting: "pd.Series[Any]") -> dict[Any, str]:
         if count >= MIN_RUNS and seconds[name] >= MIN_TIMED_S:
             continue
         short[name] = (
-            f"{count} ok run{'s' if count > 1 else ''} that time {seconds[name]:.1f} s together: a "
+            f"{count} ok run{'s' if count > 1 else ''} with {seconds[name]:.1f} timed seconds: a "
             f"setting needs {MIN_RUNS} runs and {MIN_TIMED_S:.0f} s; repeat it, or mark such settings "
             "with --single"
         )

@@ -146,13 +146,13 @@ BROKEN = {
     "few runs": (
         FOUR[:2],
         {},
-        "2 ok runs that time 20.2 s together: a setting needs 4 runs and 10 s; repeat it, or mark "
+        "2 ok runs with 20.2 timed seconds: a setting needs 4 runs and 10 s; repeat it, or mark "
         "such settings with --single",
     ),
     "little time": (
         FOUR,
         changed("result", phases_s={"timed": 1.5, "wall": 9.0}),
-        "4 ok runs that time 6.0 s together: a setting needs 4 runs and 10 s; repeat it, or mark "
+        "4 ok runs with 6.0 timed seconds: a setting needs 4 runs and 10 s; repeat it, or mark "
         "such settings with --single",
     ),
     "another process": (
