@@ -67,7 +67,7 @@ def of_record(asked, make=True):
 
 
 def keep_traces(monkeypatch, folder):
-    """Let every model have `RECORD` as its trace, kept in a cache in a folder, without a process."""
+    """Let every model have `RECORD` as its trace during a test, kept in a cache in a folder, without a process."""
 
     def make(kind, missing):
         for key in missing:
@@ -75,6 +75,7 @@ def keep_traces(monkeypatch, folder):
         return {}
 
     monkeypatch.setenv("DSNB_CACHE", str(folder))
+    monkeypatch.setattr(traces, "_records", {})
     monkeypatch.setattr(traces, "_make", make)
 
 
