@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from dsnb.models.logits import PRODUCT, LogitMap, logit_map
 from dsnb.models.parts import below_output, language_model
-from dsnb.settings.training import CHUNK_TOKENS
+from dsnb.settings.training import chunk_tokens
 
 ALIGNED = 8
 """Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's
@@ -113,9 +113,10 @@ def aligned(vocab: int) -> int:
     return -(-vocab // ALIGNED) * ALIGNED
 
 
-def chunk_tokens(tokens: int) -> int:
-    """Return the number of tokens in a chunk of a micro-batch; the last chunk may be smaller."""
-    return -(-tokens // -(-tokens // CHUNK_TOKENS))
+def split(tensor: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """Return the chunks of a tensor; the last may have fewer rows."""
+    chunks: tuple[Tensor, ...] = tensor.split(rows)
+    return chunks
 
 
 def differentiate(products: Tensor, targets: Tensor, made: LogitMap = PRODUCT) -> Tensor:
@@ -178,7 +179,7 @@ class _SumOfLosses(torch.autograd.Function):
             if bias is not None and bias.requires_grad:
                 by_bias = torch.zeros_like(bias, dtype=torch.float32)
             total = torch.zeros((), device=hidden.device)
-            chunks = (tensor.split(rows) for tensor in (states, targets, ignored, by_hidden))
+            chunks = (split(tensor, rows) for tensor in (states, targets, ignored, by_hidden))
             for state, target, is_ignored, gradient in zip(*chunks, strict=True):
                 values = torch.mm(state, weights.T, out=products[: len(state)])
                 if biases is not None:

@@ -27,7 +27,7 @@ from dsnb.models import observe
 from dsnb.models.observe import TRACED
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records import paths
-from dsnb.settings.training import CHUNK_TOKENS
+from dsnb.settings.training import CHUNK_TOKENS, chunk_tokens
 
 LOG = logging.getLogger(__name__)
 WORKERS = 2
@@ -207,8 +207,11 @@ def _canonical(experiment: Experiment) -> Settings:
     values |= {"pipeline_parallel": 1}
     if not experiment.numbers.natively_half:
         values |= {"strategy": "plain", "mixed_precision": "native"}
-    elif experiment.mixed_precision == "none":  # masters change no activation
+    elif experiment.mixed_precision == "none" or not _uses_format_of_weights(experiment):
+        # masters change no activation
         values |= {"strategy": DEFAULTS["strategy"], "mixed_precision": "native"}
+    if experiment.precision == "fp16" and not model_shapes.facts(experiment.model).get("experts"):
+        values["precision"] = "bf16"  # as wide; only experts have other operators for it
     if not experiment.activation_checkpointing:
         names = ("checkpoint_every", "checkpoint_ops", "checkpoint_offload")
         values |= {name: DEFAULTS[name] for name in names}
@@ -217,9 +220,25 @@ def _canonical(experiment: Experiment) -> Settings:
     else:
         unit = "block" if experiment.compiles_blocks else "model"
         values |= {"compile": "default", "compile_unit": unit}
-    if experiment.loss == "chunked":  # a chunk does not grow with the micro-batch as all else does
-        values["micro_batch_size"] = experiment.micro_batch_size
+    if experiment.loss == "chunked":
+        values["micro_batch_size"] = _with_equal_chunks(experiment)
     return tuple(values.items())
+
+
+def _with_equal_chunks(experiment: Experiment) -> int:
+    """Return the smallest micro-batch whose loss has chunks as large, which do not grow as all else does."""
+    length, size = experiment.seq_len, int(experiment.micro_batch_size)
+    tokens = chunk_tokens(size * length)
+    return next(few for few in range(1, size + 1) if chunk_tokens(few * length) == tokens)
+
+
+def _uses_format_of_weights(experiment: Experiment) -> bool:
+    """Return whether a pass in half precision holds something in the format of trained weights, which may be fp32.
+
+    Adapters are computed in it, and a compiled model's gradient of the output layer is where its loss is chunked.
+    """
+    has_gradient = experiment.loss == "chunked" and experiment.compile != "off"
+    return experiment.lora_rank > 0 or has_gradient
 
 
 def _key(kind: str, settings: Settings) -> str:

@@ -16,6 +16,8 @@ from dsnb.prediction.traces import MemoryTrace
 from tests.prediction.made_up import RECORD, TRACE, given
 from tests.support.waiting import WAIT_S
 
+BY_BLOCK = {"compile": "default", "compile_unit": "block"}
+
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
@@ -56,14 +58,42 @@ def test_what_the_engine_alone_decides_shares_a_trace(made):
     traces.traces([given(mixed_precision="autocast"), *alike])
     assert len(made) == 6
     traces.traces([given(strategy="fsdp"), given(strategy="plain", precision="fp32")])
-    assert len(made) == 7
+    assert len(made) == 6
 
 
-def test_a_trace_serves_all_micro_batches_unless_the_loss_is_computed_in_chunks(made):
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({}, 1),
+        ({"lora_rank": 4}, 2),
+        ({"loss": "chunked"}, 1),
+        (BY_BLOCK, 1),
+        (BY_BLOCK | {"loss": "chunked"}, 2),
+    ],
+)
+def test_trained_weights_in_fp32_are_seen_in_adapters_and_in_the_gradient_of_a_chunked_loss(
+    made, settings, number
+):
+    traces.traces([given(strategy=name, **settings) for name in ("deepspeed", "fsdp")])
+    assert len(made) == number
+
+
+def test_half_precision_is_as_wide_as_bf16(made):
+    traces.traces([given(precision="bf16"), given(precision="fp16")])
+    assert [one.precision for one in made] == ["bf16"]
+    experts = {"model": "mixtral-8x7b", "seq_len": 1024}
+    traces.traces([given(precision=name, **experts) for name in ("bf16", "fp16")])
+    assert len(made) == 3
+
+
+def test_a_trace_serves_all_micro_batches_whose_loss_has_chunks_as_large(made):
     large, small = traces.traces([given(micro_batch_size=16), given(micro_batch_size=8)])
     assert (len(made), small, large.kept) == (1, TRACE, 2 * TRACE.kept)
     traces.traces([given(micro_batch_size=size, loss="chunked") for size in (8, 16)])
-    assert len(made) == 3
+    assert len(made) == 2
+    sizes = (1, 2, 4, 8)  # chunks of 512, 1024 and 2048 tokens
+    traces.traces([given(micro_batch_size=n, seq_len=512, loss="chunked") for n in sizes])
+    assert [one.micro_batch_size for one in made[2:]] == [1, 2, 4]
 
 
 def test_a_trace_is_kept_for_other_processes_and_made_again_where_it_cannot_be_read(

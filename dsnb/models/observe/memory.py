@@ -6,6 +6,7 @@ compiler decides which activations are saved and which are recomputed, but nothi
 Weights, optimizer states, buffers and collectives belong to the engine and are not traced.
 """
 
+import functools
 import json
 import math
 import weakref
@@ -24,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from dsnb.base.formulas.memory import kept_activations
 from dsnb.models import attention
 from dsnb.models.build import DTYPES, model_config
-from dsnb.models.loss import CausalLoss, aligned, chunk_tokens
+from dsnb.models.loss import CausalLoss, aligned
 from dsnb.models.observe import TRACED
 from dsnb.models.observe.fake import (
     MANY,
@@ -39,6 +40,7 @@ from dsnb.models.observe.fake import (
 )
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
+from dsnb.settings.training import chunk_tokens
 
 Moment = tuple[Size, float, int]
 """Bytes at a peak, elements whose gradients are computed by then, and the place."""
@@ -46,26 +48,31 @@ BEFORE, INSIDE, BEHIND, OUTSIDE = range(-1, 3)
 """Places: before the forward pass of the second group of blocks and after its backward pass, inside it, behind it, and
 outside of all blocks."""
 
+OF_NO_SIZE = (
+    "compile", "compile_unit", "loss", "activation_checkpointing", "checkpoint_every", "checkpoint_ops",
+    "checkpoint_offload",
+)  # fmt: skip
+"""Settings on which no size of a model depends."""
+
 
 def trace(experiment: Experiment) -> dict[str, Any]:
     """Return the memory of one micro-batch, forward to backward: a record for `prediction.traces.MemoryTrace.of`.
 
     Of tensor-parallel ranks, the bytes are those of one; elements are those of the whole model.
     """
-    # The size of a chunk of the loss does not grow with the micro-batch as all else does.
-    sequences = int(experiment.micro_batch_size) if experiment.loss == "chunked" else MANY
     config = model_config(experiment)
     compiled = experiment.compile != "off"
     with flash_attention(), as_on_gpu():
         sizes = model_sizes(experiment, config.num_hidden_layers)
         if compiled:
-            record = sizes | _compiled(experiment, sizes, sequences)
+            record = sizes | _compiled(experiment, sizes)
         else:
             every = 1
             if experiment.activation_checkpointing:
                 every = experiment.checkpoint_every
             every = math.lcm(every, period(config))
-            record = sizes | eager(experiment, sizes["layers"], every, sequences)
+            with two_chunks(experiment):
+                record = sizes | eager(experiment, sizes["layers"], every, MANY)
         if experiment.tensor_parallel == 1:
             return record
         whole = experiment.model_copy(update={"tensor_parallel": 1})
@@ -81,6 +88,13 @@ def _of_whole(record: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
 
 def model_sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     """Count the elements of a model, whose blocks are alike: only one is built."""
+    settings = experiment.model_dump(include={*TRACED, "device"}, exclude=set(OF_NO_SIZE))
+    return _sizes_of(json.dumps(settings), layers)
+
+
+@functools.lru_cache
+def _sizes_of(settings: str, layers: int) -> dict[str, Any]:
+    experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, 1)
     parameters = list(model.parameters())
     block = list(blocks(model)[0].parameters())
@@ -300,9 +314,9 @@ def _covers(larger: Size, smaller: Size) -> bool:
     return larger.constant >= smaller.constant and larger.per_sequence >= smaller.per_sequence
 
 
-def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> dict[str, Any]:
+def _compiled(experiment: Experiment, sizes: dict[str, Any]) -> dict[str, Any]:
     """Extrapolate what torch's compiler saves from a model of few blocks."""
-    outside, block = kept_sizes(experiment, sequences)
+    outside, block = kept_sizes(experiment)
     kept, recomputed = kept_of_blocks(experiment, sizes, block)
     forward = outside + kept
     vocab = sizes["vocab"]
@@ -320,7 +334,7 @@ def _compiled(experiment: Experiment, sizes: dict[str, Any], sequences: int) -> 
     return {"forward": [forward], "kept": kept, "moments": _moments(moments)}
 
 
-def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
+def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
     """Return what a compiled model saves for its backward pass outside of equal blocks and in one, not recomputed.
 
     The last block stands for those left out, or the last two where kinds of blocks alternate. Two
@@ -343,14 +357,33 @@ def kept_sizes(experiment: Experiment, sequences: int) -> tuple[Size, Size]:
     layers = 1 + kinds + needs_later
     totals: dict[int, Size] = defaultdict(Size)
     for place, number in saved.saved(json.dumps(settings), layers):
-        grows = number % MANY == 0
-        totals[place] += allocated(number // MANY * sequences if grows else number, sequences)
+        totals[place] += allocated(number, MANY)
     outside = totals[-1]
     if experiment.compiles_blocks and experiment.loss == "chunked":
         outside = Size()
     of_blocks = [totals[place] for place in range(layers)]
     block = 1 / kinds * sum(of_blocks[-kinds:], Size())
     return sum(of_blocks, outside) - layers * block, block
+
+
+def rows_of_chunk(experiment: Experiment) -> int:
+    """Return the tokens in a chunk of the loss: alone of all sizes, they do not grow with the micro-batch."""
+    return chunk_tokens(int(experiment.micro_batch_tokens))
+
+
+@contextmanager
+def two_chunks(experiment: Experiment) -> Iterator[None]:
+    """Follow two chunks of a chunked loss, as large as those of the micro-batch: later ones are like the second."""
+
+    def first(tensor: Tensor, rows: int) -> tuple[Tensor, ...]:
+        chunks: tuple[Tensor, ...] = tensor[: 2 * rows].split(rows)
+        return chunks
+
+    def as_large(_: int) -> int:
+        return rows_of_chunk(experiment)
+
+    with patch.multiple("dsnb.models.loss", chunk_tokens=as_large, split=first):
+        yield
 
 
 def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Size], Size]:
@@ -368,8 +401,7 @@ def loss_sizes(experiment: Experiment, vocab: int, width: int) -> tuple[list[Siz
     if experiment.loss == "chunked":
         of_weight = DTYPES[experiment.numbers.built].itemsize
         elements = columns * width
-        tokens = chunk_tokens(int(experiment.micro_batch_size) * experiment.seq_len)
-        in_chunk = of_number * columns * tokens
+        in_chunk = of_number * columns * rows_of_chunk(experiment)
         if of_weight != of_number or columns > vocab:
             in_chunk += of_number * elements
         in_fp32 = 4 * is_trained * elements

@@ -18,12 +18,14 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_leaves
 
-from dsnb.models.observe.fake import MANY, as_cuda, build
+from dsnb.models.observe.fake import MANY, as_cuda, build, period
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
 
 Function = Callable[..., Any]
+Results = Sequence[Any]
 
 
 @functools.lru_cache
@@ -35,20 +37,19 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
     weights = {tensor.untyped_storage()._cdata for tensor in existing}
     kept: dict[int, tuple[int, int, Tensor]] = {}
 
-    def keep(places: Iterable[int], results: Sequence[Any]) -> None:
+    def keep(places: Iterable[int], results: Results) -> None:
         for place, tensor in zip(places, results, strict=False):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in weights:
                     kept.setdefault(storage._cdata, (place, storage.nbytes(), tensor))
 
-    def alone(module: nn.Module, function: Function, place: int = -1) -> Function:
-        return _partitioned(module, function, lambda _, results: keep(repeat(place), results))
+    def alone(module: nn.Module, function: Function) -> Function:
+        return _partitioned(module, function, lambda _, results: keep(repeat(-1), results))
 
     compute = model._hidden if model.chunked else model.forward  # chunks do not grow with MANY
     if experiment.compiles_blocks:
-        for place, block in enumerate(blocks(model)):
-            block.forward = alone(block, block.forward, place)
+        _partition_blocks(blocks(model), period(model.config), keep)
         head = output_layer(model)
         head.forward = alone(head, head.forward)
         model._loss = alone(nn.Module(), model._loss)
@@ -106,13 +107,71 @@ class _Places:
             self._of_name[node.name] = place
 
 
+def _partition_blocks(
+    modules: Sequence[nn.Module], every: int, keep: Callable[[Iterable[int], Results], None]
+) -> None:
+    """Run each block as its own graphs, which blocks of a kind share if their inputs are alike.
+
+    Kinds of blocks repeat with the period `every`; `keep` sees the number of a block with what it saves.
+    """
+    made: dict[Any, Function] = {}
+    running = -1
+
+    def keep_of_block(_: Any, results: Results) -> None:
+        keep(repeat(running), results)
+
+    def partitioned(place: int, block: nn.Module) -> Function:
+        whole = block.forward
+        tensors = _tensors(block)
+
+        def forward(*arguments: Any, **named: Any) -> Any:
+            nonlocal running
+            running = place
+            inputs = (_format(leaf) for leaf in tree_leaves((arguments, named)))
+            kind = place % every, *inputs
+            if kind not in made:
+                made[kind] = _graphs(block, whole, keep_of_block)
+            return made[kind](tensors, arguments, named)
+
+        return forward
+
+    for place, block in enumerate(modules):
+        block.forward = partitioned(place, block)
+
+
+def _format(value: Any) -> Any:
+    """Return all of an input that its graph depends on."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.requires_grad
+    return repr(value)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
 def _partitioned(
     module: nn.Module,
     function: Function,
-    keep: Callable[[torch.fx.GraphModule, Sequence[Any]], None],
+    keep: Callable[[torch.fx.GraphModule, Results], None],
     places: _Places | None = None,
 ) -> Function:
-    """Run a function of a module as the graphs of torch's compiler, without dynamo; `keep` sees the forward outputs."""
+    """Run a function of a module as the graphs of torch's compiler."""
+    tensors = _tensors(module)
+    compiled = _graphs(module, function, keep, places)
+    return lambda *arguments, **named: compiled(tensors, arguments, named)
+
+
+def _graphs(
+    module: nn.Module,
+    function: Function,
+    keep: Callable[[torch.fx.GraphModule, Results], None],
+    places: _Places | None = None,
+) -> Function:
+    """Return a function of a module's tensors, arguments and named arguments as the graphs of torch's compiler.
+
+    They are made when it is first called, without dynamo; `keep` sees the forward outputs.
+    """
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         def run(*arguments: Any) -> Any:
@@ -132,12 +191,11 @@ def _partitioned(
             places.end(-1)  # what follows the last block
         return result
 
-    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-    compiled = aot_function(
+    compiled: Function = aot_function(
         pure,
         fw_compiler=forward,
         bw_compiler=lambda graph, _: make_boxed_func(graph),
         partition_fn=partition_fn,
         decompositions=select_decomp_table(),
     )
-    return lambda *arguments, **named: compiled(tensors, arguments, named)
+    return compiled

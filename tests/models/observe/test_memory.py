@@ -26,6 +26,7 @@ fake, memory_trace, partitioner = (
     [
         ("bloom-tiny", {"strategy": "plain"}),
         ("gpt2-tiny", {"checkpoint_offload": True, "attention": "eager"}),
+        ("gpt2-tiny", {"loss": "chunked", "seq_len": 1000}),  # two chunks of 1,500 tokens
     ],
 )
 def test_a_trace_serves_all_micro_batches(model, settings):
@@ -39,9 +40,9 @@ def test_a_trace_serves_all_micro_batches(model, settings):
     }
     one = Experiment(model=model, **settings)
     found = MemoryTrace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
-    own = MemoryTrace.of(
-        {**memory_trace.model_sizes(one, 4), **memory_trace.eager(one, 4, every=4, sequences=3)}, 3
-    )
+    with memory_trace.flash_attention(), fake.as_on_gpu():
+        all_blocks = memory_trace.eager(one, 4, every=4, sequences=3)
+    own = MemoryTrace.of({**memory_trace.model_sizes(one, 4), **all_blocks}, 3)
     assert found.forward_peak == pytest.approx(own.forward_peak, rel=1e-3)
     assert found.kept == pytest.approx(own.kept, rel=1e-3, abs=2048)
     assert found.moments[0][0] == pytest.approx(own.moments[0][0], rel=1e-3)
@@ -51,6 +52,24 @@ def test_a_trace_serves_all_micro_batches(model, settings):
         )
         assert most == pytest.approx(expected, rel=1e-3)
     assert min(number for number, _ in found.moments) >= 0
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("llama-tiny", {"activation_checkpointing": True}),
+        ("bloom-tiny", {"loss": "chunked"}),
+        ("gpt2-tiny", {"compile": "default", "compile_unit": "block"}),
+    ],
+)
+def test_formats_as_wide_and_masters_change_no_byte(model, settings):
+    """Which is why `dsnb.prediction.traces` asks once for all of them."""
+    common = {"model": model, "seq_len": 64, "device": "cuda", **settings}
+    trained = ({"precision": "bf16"}, {"precision": "fp16"}, {"strategy": "fsdp"})
+    first, *others = [
+        memory_trace.trace(Experiment(**{"precision": "bf16", **common, **one})) for one in trained
+    ]
+    assert others == [first, first]
 
 
 @pytest.mark.process
@@ -94,8 +113,8 @@ def test_a_few_blocks_tell_what_all_of_them_take(tmp_path, model, layers, settin
         }
     )
     few = memory_trace.trace(one)
-    with memory_trace.flash_attention(), fake.as_on_gpu():
-        whole = memory_trace.eager(one, layers, layers, 2 if one.loss == "chunked" else fake.MANY)
+    with memory_trace.flash_attention(), fake.as_on_gpu(), memory_trace.two_chunks(one):
+        whole = memory_trace.eager(one, layers, layers, fake.MANY)
     assert {name: few[name] for name in whole} == whole
     assert few["layers"] == layers
 
@@ -188,6 +207,7 @@ def test_autocast_leaves_the_inputs_of_blocks_in_fp32(cast, of_number):
         contextlib.nullcontext,
         memory_trace.flash_attention,
     ):  # eager, and of a compiled model
+        memory_trace._sizes_of.cache_clear()
         with flash_attention():
             sizes = memory_trace.model_sizes(one, 4)
         assert sizes["block_input"] == fake.Size(0, of_number * 32 * sizes["hidden"])
@@ -264,7 +284,7 @@ def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings, tmp_p
         }
     )
     with memory_trace.flash_attention(), fake.as_on_gpu():
-        outside, block = memory_trace.kept_sizes(one, fake.MANY)
+        outside, block = memory_trace.kept_sizes(one)
         own = {name: getattr(one, name) for name in (*memory_trace.TRACED, "device")} | {
             "compile_unit": "model"
         }
