@@ -7,16 +7,14 @@ function gets the size of the same model. It says nothing of sharding, LoRA and 
 number formats, `float16` is meant for training in 16 bit, pure or mixed.
 """
 
-from collections.abc import Sequence
-
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 from dsnb.base.system.hardware import GIB
 
 FP32_BYTES = 4
 FORMAT = "float16"
 
 
-class AccelerateMemory:
+class AccelerateMemory(RowPlanner):
     """`accelerate estimate-memory`."""
 
     name = "accelerate"
@@ -26,10 +24,6 @@ class AccelerateMemory:
     claims = "largest of weights, gradients and optimizer states; no activations, no output layer"
     memory_of = "largest part of model states"
     command = "python -m benchmarks.planners predict accelerate"
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the memory of each row of full training without sharding."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return the memory of one row."""

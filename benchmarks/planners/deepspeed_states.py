@@ -6,13 +6,11 @@ gradients and optimizer states of mixed precision with Adam, by their documentat
 They are asked about DeepSpeed's ZeRO 2 and 3 only.
 """
 
-from collections.abc import Sequence
-
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 from dsnb.base.system.hardware import GIB
 
 
-class DeepSpeedStates:
+class DeepSpeedStates(RowPlanner):
     """The estimators of ZeRO 2 and 3."""
 
     name = "deepspeed"
@@ -22,10 +20,6 @@ class DeepSpeedStates:
     claims = "weights, gradients and optimizer states of ZeRO 2 and 3, without activations"
     memory_of = "model states"
     command = "python -m benchmarks.planners predict deepspeed"
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the memory of each row of ZeRO 2 and 3."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return the memory of one row."""

@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.outside import marks
 from benchmarks.outside import rows as outside
 from benchmarks.outside.rows import Row
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Planner, Question
 from dsnb import __version__
 
 CHOSEN = "constants were chosen with this row in view"
 
 
-class Dsnb:
+class Dsnb(Planner):
     """dsnb with its constants as they are."""
 
     name = "dsnb"
@@ -36,7 +36,7 @@ class Dsnb:
         return [answer(line) for line in lines(questions)]
 
 
-class DsnbLeftOut:
+class DsnbLeftOut(Planner):
     """dsnb without the source of the row."""
 
     name = "dsnb-left-out"

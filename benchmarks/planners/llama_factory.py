@@ -6,10 +6,9 @@ and LoRA on 16-bit weights. The table knows neither sharding nor sequence length
 so a training whose states are sharded has no answer.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 from dsnb.base.system.hardware import GIB
 
 GB = 1e9
@@ -30,7 +29,7 @@ PURE_BF16 = Need({7: 60, 14: 120, 30: 300, 70: 600}, 8)
 LORA = Need({7: 16, 14: 32, 30: 64, 70: 160}, 2)
 
 
-class LlamaFactory:
+class LlamaFactory(RowPlanner):
     """The table of LLaMA-Factory."""
 
     name = "llama-factory"
@@ -40,10 +39,6 @@ class LlamaFactory:
     claims = "memory by method, bits and size; any sequence length and micro-batch"
     memory_of = "any length and micro-batch"
     command = "python -m benchmarks.planners predict llama-factory"
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the memory of each row that the table has."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return the memory of one row."""

@@ -11,7 +11,7 @@ offload, no recomputation of single layers, and its data sheets lack some GPUs.
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 from dsnb.base.system.hardware import GIB
 
 EFFICIENCY = 0.5
@@ -28,7 +28,7 @@ TOO_LARGE = "must be <= max_batch_size_per_gpu"
 """What it says of a micro-batch that does not fit, instead of any figure."""
 
 
-class LlmAnalysis:
+class LlmAnalysis(RowPlanner):
     """llm-analysis."""
 
     name = "llm-analysis"
@@ -41,10 +41,6 @@ class LlmAnalysis:
         "pip install --no-deps llm-analysis==0.2.2 'fire<0.6' termcolor && "
         "python -m benchmarks.planners predict llm-analysis"
     )
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return speed and memory of each row of full training on GPUs that it knows."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return speed and memory of one row."""

@@ -6,11 +6,12 @@ refuses with one sentence. A figure that it does not give stays `None`: absence 
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.outside import rows
 from benchmarks.planners import models
@@ -145,7 +146,7 @@ class Answer:
     """Why it gives no figure at all."""
 
 
-class Planner(Protocol):
+class Planner(ABC):
     """One program or rule that predicts."""
 
     name: str
@@ -163,8 +164,21 @@ class Planner(Protocol):
     command: str
     """The command that makes its predictions, with what has to be installed."""
 
+    @abstractmethod
     def answers(self, questions: Sequence[Question]) -> list[Answer]:
         """Return the answer to each question."""
+
+
+class RowPlanner(Planner):
+    """A planner that is asked about each row by itself."""
+
+    @abstractmethod
+    def answer(self, question: Question) -> Answer:
+        """Return what it says of one row, or why it says nothing."""
+
+    def answers(self, questions: Sequence[Question]) -> list[Answer]:
+        """Return the answer to each question."""
+        return [self.answer(question) for question in questions]
 
 
 def read(file: Path = rows.ROWS) -> list[Question]:

@@ -8,10 +8,9 @@ here. It supports ZeRO 1 and replicas, for models with SwiGLU, and neither LoRA 
 
 import contextlib
 import io
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 from dsnb.base.system.hardware import GIB
 
 SYSTEMS = {"A100": "a100_pcie"}
@@ -21,7 +20,7 @@ GATED = ("llama", "mistral")
 """Types of models whose MLP is gated by SiLU."""
 
 
-class SimuMax:
+class SimuMax(RowPlanner):
     """SimuMax."""
 
     name = "simumax"
@@ -35,10 +34,6 @@ class SimuMax:
         "pip install tabulate graphviz && "
         "PYTHONPATH=SimuMax:. python -m benchmarks.planners predict simumax"
     )
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return speed and memory of each row that it can express."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return speed and memory of one row."""

@@ -6,16 +6,14 @@ arXiv:2407.21783, table 4), between the 30 % of Megatron-Turing NLG and the 46 %
 et al. 2022, arXiv:2204.02311, table 3).
 """
 
-from collections.abc import Sequence
-
-from benchmarks.planners.question import Answer, Question
+from benchmarks.planners.question import Answer, Question, RowPlanner
 
 FLOPS = 6
 """Of a parameter and token, forward and backward."""
 MFU = 0.4
 
 
-class SixND:
+class SixND(RowPlanner):
     """6ND with a usual MFU."""
 
     name = "6nd"
@@ -25,10 +23,6 @@ class SixND:
     claims = "speed of full training"
     memory_of = ""
     command = "python -m benchmarks.planners predict 6nd"
-
-    def answers(self, questions: Sequence[Question]) -> list[Answer]:
-        """Return the speed of each row of full training."""
-        return [self.answer(question) for question in questions]
 
     def answer(self, question: Question) -> Answer:
         """Return the speed of one row."""
