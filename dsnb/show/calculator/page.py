@@ -215,11 +215,11 @@ def _figures(cell: Cell, record: dict[str, Any] | None) -> str:
     if record["no"]:
         return str(WORDS["doesNotFit"])
     facts = data.time_facts(cell, record, data.usual_tokens(cell))
-    time = f"{facts['least']} {facts['time']}".strip()
+    least = facts["least"]
     texts: Sequence[str] = [
-        time,
+        f"{least} {facts['time']}".strip(),
         f"({facts['times']})",
-        f"{facts['hours']} GPU-hours",
+        f"{least} {facts['hours']} GPU-hours".strip(),
         record["memory.0"],
     ]
     return "<br>".join(html.escape(text) for text in texts if text != "()")

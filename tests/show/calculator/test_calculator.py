@@ -190,6 +190,22 @@ def test_each_table_of_other_gpus_has_headings(shown):
 
 
 @pytest.mark.process
+def test_time_hours_and_cost_of_a_tight_setting_are_the_least(shown):
+    tight = ((cell, record) for cell, record in computed().items() if record["tight"])
+    cell, record = next(one for one in tight if one[0].seq_len == GRID.lengths(one[0].model)[0])
+    tokens = data.usual_tokens(cell)
+    facts = data.time_facts(cell, record, tokens)
+    ask(shown.tab, **cell._asdict(), price="2.5")
+    title = f"{cell.gpus} {cell.gpu}"
+    rows = shown.tab.query_selector_all(".calc-others tbody tr")
+    cells = [[one.text_content() for one in row.query_selector_all("th, td")] for row in rows]
+    time, times, hours, cost = next(row[1:5] for row in cells if row[0] == title)
+    assert [time, times, hours] == [f"at least {facts['time']}", "", f"at least {facts['hours']}"]
+    assert cost.startswith("at least $")
+    assert f"at least {facts['hours']} GPU-hours" in page.of_model(cell.model)
+
+
+@pytest.mark.process
 def test_a_model_is_found_by_a_part_of_its_name_and_texts_of_an_address_stay_texts(shown):
     ask(shown.tab, model="meta-llama/llama-3.1-8b", gpu="H100", gpus="8")
     assert "llama-3.1-8b on 8 H100" in shown.tab.text_content(".calc-result h2")

@@ -233,8 +233,9 @@ class Calculator {
       if (!record) return null;
       if (record.no) return tableRow(title, [this.words.doesNotFit, ...columns.slice(2).map(() => "")]);
       const { least, time, times, hours, paid } = this.times(other, record);
-      const cost = asked.price ? [`$${paid}`] : [];
-      return tableRow(title, [joined([least, time]), times, hours, ...cost, record["memory.0"], record["train.0"]]);
+      const atLeast = (text) => joined([least, text]);
+      const cost = asked.price ? [atLeast(`$${paid}`)] : [];
+      return tableRow(title, [atLeast(time), times, atLeast(hours), ...cost, record["memory.0"], record["train.0"]]);
     };
     const counts = this.counts.map((gpus) => row(`${gpus} ${asked.gpu}`, { ...asked, gpus })).filter(Boolean);
     const gpus = this.gpus.map((gpu) => row(gpu, { ...asked, gpu })).filter(Boolean);
