@@ -12,7 +12,6 @@ import dsnb
 from benchmarks.outside.rows import ROWS
 from benchmarks.outside.summary import speed_error
 from dsnb.base.formulas.model_shapes import PRESETS
-from dsnb.prediction import gpus
 from dsnb.prediction.nearest import runs
 from dsnb.results.runs import labels
 from dsnb.results.runs.number_text import significant, span
@@ -168,7 +167,7 @@ def rent() -> Iterator[str]:
             "example price",
             "days",
             "cost",
-            "GiB of each",
+            "GiB, of what tensors can have",
             "setting",
             "settings measured there",
         ]
@@ -182,7 +181,7 @@ def rent() -> Iterator[str]:
         if row["tight"]:
             days = f"at least {row['days']:.0f}"
             cost = f"at least ${row['cost']:,.0f}"
-        room = significant(gpus.find(name).memory_gib)
+        room = significant(row["peak_allocated_gib"] + row["headroom_gib"])
         memory = f"{significant(row['peak_allocated_gib'])} of {room}"
         price = f"${EXAMPLE_PRICES[name]:.2f}"
         setting = found.experiments[place].label

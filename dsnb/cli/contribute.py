@@ -67,7 +67,7 @@ def contribute(
         f"{output}: send {package.ROWS} and {package.MANIFEST}; {package.READABLE} is for you to read"
     )
     if url:
-        say("Open this link, attach both files, and send the issue:")
+        say("Open this link, attach a .zip of both files, and send the issue:")
         say(links.issue(url, found.manifest, found.rows))
     else:
         say("This version names no repository: --project URL prints the link that opens an issue.")

@@ -122,6 +122,12 @@ def _json(content: object) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
+def _adapters(experiment: Experiment) -> Iterator[str]:
+    """Yield the line that adds adapters, without which all weights are trained."""
+    if experiment.lora_rank:
+        yield "    model = peft.get_peft_model(model, peft.LoraConfig(**lora_arguments))"
+
+
 def _training_arguments(experiment: Experiment) -> str:
     """Return a module with the arguments of the Trainer and of the model."""
     name = experiment.name_with_model
@@ -130,10 +136,11 @@ def _training_arguments(experiment: Experiment) -> str:
         "",
         f"    from {Path(ARGUMENTS_FILE).stem} import arguments, model_arguments",
         "",
-        '    told = TrainingArguments("output", **arguments)  # before the model, for ZeRO 3',
+        '    args = TrainingArguments("output", **arguments)  # before the model, for ZeRO 3',
         "    model = AutoModelForCausalLM.from_pretrained(NAME, **model_arguments)",
+        *_adapters(experiment),
         f'    model = dsnb.adapt(model, "{SETTINGS_FILE}")  # optional: what is marked * below',
-        "    Trainer(model, told, train_dataset=...).train()",
+        "    Trainer(model, args, train_dataset=...).train()",
         "",
         _start(experiment),
         "",
