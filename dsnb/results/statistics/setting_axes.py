@@ -50,6 +50,8 @@ GROUPS = {
 }
 """The axes that the effects of one change are grouped by, in their order; others are in the last
 group."""
+COMPARED = (labels.PARALLELISM, "precision", "source")
+"""The axes within a figure of a report."""
 MAX_VARIANTS = 4
 """Parts of a report that figures are drawn for."""
 
@@ -87,12 +89,20 @@ def variants(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Split runs into parts whose runs differ only in parallelism and precision, which the figures compare.
 
     Of the `MAX_VARIANTS` parts with the most runs: their title (the axes that differ between parts)
-    and runs.
+    and runs. Parts with one setting have nothing to compare: they are there only if all have one.
     """
-    parts = split(as_runs(runs), {labels.PARALLELISM, "precision", "source"})
-    by_size = sorted(parts, key=lambda part: -len(part[1]))
+    parts = split(as_runs(runs), COMPARED)
+    comparing = [part for part in parts if _compares(part[1])]
+    by_size = sorted(comparing or parts, key=lambda part: -len(part[1]))
     largest = dict(by_size[:MAX_VARIANTS])
     return {title: part for title, part in parts if title in largest}
+
+
+def _compares(runs: pd.DataFrame) -> bool:
+    """Return whether runs have several settings that a figure compares."""
+    table = with_setting_axes(runs)
+    compared = labels.texts(table[[name for name in COMPARED if name in table]])
+    return len(compared.drop_duplicates()) > 1
 
 
 def named_by_setting(runs: pd.DataFrame, within: Collection[str] = ()) -> pd.DataFrame:
