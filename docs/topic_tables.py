@@ -167,7 +167,7 @@ def rent() -> Iterator[str]:
             "example price",
             "days",
             "cost",
-            "GiB, of what tensors can have",
+            "peak of usable GiB",
             "setting",
             "settings measured there",
         ]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dsnb.models.chunks import chunk_tokens
 from dsnb.models.logits import PRODUCT, LogitMap, logit_map
 from dsnb.models.parts import below_output, language_model
-from dsnb.settings.training import chunk_tokens
 
 ALIGNED = 8
 """Half-precision products are slow on GPUs if a width is not a multiple of this (GPT-2's

@@ -24,10 +24,11 @@ from dsnb.base.formulas import model_shapes
 from dsnb.base.system import interpreter
 from dsnb.base.system.waiting import until_done
 from dsnb.models import observe
+from dsnb.models.chunks import chunk_tokens
 from dsnb.models.observe import TRACED
 from dsnb.settings.experiment import DEFAULTS, Experiment
 from dsnb.settings.records import paths
-from dsnb.settings.training import CHUNK_TOKENS, chunk_tokens
+from dsnb.settings.training import CHUNK_TOKENS
 
 LOG = logging.getLogger(__name__)
 WORKERS = 2
@@ -210,8 +211,8 @@ def _canonical(experiment: Experiment) -> Settings:
     elif experiment.mixed_precision == "none" or not _uses_format_of_weights(experiment):
         # masters change no activation
         values |= {"strategy": DEFAULTS["strategy"], "mixed_precision": "native"}
-    if experiment.precision == "fp16" and not model_shapes.facts(experiment.model).get("experts"):
-        values["precision"] = "bf16"  # as wide; only experts have other operators for it
+    if experiment.precision == "fp16" and _computes_fp16_as_bf16(experiment.model):
+        values["precision"] = "bf16"
     if not experiment.activation_checkpointing:
         names = ("checkpoint_every", "checkpoint_ops", "checkpoint_offload")
         values |= {name: DEFAULTS[name] for name in names}
@@ -225,8 +226,13 @@ def _canonical(experiment: Experiment) -> Settings:
     return tuple(values.items())
 
 
+def _computes_fp16_as_bf16(model: str) -> bool:
+    """Return whether a model is known to run the same operators in both: some have others for experts or a softmax."""
+    return model in model_shapes.PRESETS and not model_shapes.facts(model).get("experts")
+
+
 def _with_equal_chunks(experiment: Experiment) -> int:
-    """Return the smallest micro-batch whose loss has chunks as large, which do not grow as all else does."""
+    """Return the smallest micro-batch with the same chunk size: only that depends on the micro-batch."""
     length, size = experiment.seq_len, int(experiment.micro_batch_size)
     tokens = chunk_tokens(size * length)
     return next(few for few in range(1, size + 1) if chunk_tokens(few * length) == tokens)
@@ -238,7 +244,9 @@ def _uses_format_of_weights(experiment: Experiment) -> bool:
     Adapters are computed in it, and a compiled model's gradient of the output layer is where its loss is chunked.
     """
     has_gradient = experiment.loss == "chunked" and experiment.compile != "off"
-    return experiment.lora_rank > 0 or has_gradient
+    numbers = experiment.numbers
+    is_read = numbers.forward != numbers.computed
+    return experiment.lora_rank > 0 or has_gradient or is_read
 
 
 def _key(kind: str, settings: Settings) -> str:

@@ -28,15 +28,6 @@ GENERAL = {"default": "default", "none": "no", "-": "unknown"}
 """Labels with one meaning in all settings, and the word for it in front of a setting's title."""
 
 
-def chunk_tokens(tokens: int) -> int:
-    """Return the number of tokens in a chunk of the loss of a micro-batch; the last chunk may be smaller.
-
-    >>> chunk_tokens(2048), chunk_tokens(2049), chunk_tokens(6000)
-    (2048, 1025, 2000)
-    """
-    return -(-tokens // -(-tokens // CHUNK_TOKENS))
-
-
 def file_name(path: str) -> str:
     """Return the name of a configuration's file or folder; other names are returned as they are.
 

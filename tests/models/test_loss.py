@@ -23,7 +23,7 @@ SCALE = 2.0**13
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr("dsnb.settings.training.CHUNK_TOKENS", 64)
+    monkeypatch.setattr("dsnb.models.chunks.CHUNK_TOKENS", 64)
 
 
 def tiny(name, **more):
@@ -53,7 +53,7 @@ def test_the_loss_of_logits_in_half_precision_is_in_fp32(dtype):
 @pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
 def test_loss_and_gradients_are_those_of_transformers(name, chunked, monkeypatch):
     monkeypatch.setattr(
-        "dsnb.settings.training.CHUNK_TOKENS", 8
+        "dsnb.models.chunks.CHUNK_TOKENS", 8
     )  # seven chunks of eight tokens or three
     model = tiny(name)
     ids = torch.randint(model.config.vocab_size, (3, 17))
@@ -146,7 +146,7 @@ def test_chunks_keep_no_logits(monkeypatch):
             module(ids)
         return max(sizes)
 
-    monkeypatch.setattr("dsnb.settings.training.CHUNK_TOKENS", 8)
+    monkeypatch.setattr("dsnb.models.chunks.CHUNK_TOKENS", 8)
     assert largest_kept(model_loss.CausalLoss(model)) == logits
     assert largest_kept(model_loss.CausalLoss(model, chunked=True)) < logits / 2
 
@@ -236,7 +236,7 @@ def test_a_bias_a_factor_and_a_soft_cap_are_differentiated(made, dtype):
 
 
 def test_rounding_does_not_grow_with_the_number_of_chunks(monkeypatch):
-    monkeypatch.setattr("dsnb.settings.training.CHUNK_TOKENS", 5)  # 30 chunks
+    monkeypatch.setattr("dsnb.models.chunks.CHUNK_TOKENS", 5)  # 30 chunks
     layer, hidden, targets = given(torch.bfloat16, torch.bfloat16)
     model_loss.sum_of_losses(layer, hidden, targets).div((targets >= 0).sum()).backward()
     whole = torch.autograd.grad(

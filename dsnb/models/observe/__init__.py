@@ -20,4 +20,4 @@ TRACED = (
     "checkpoint_offload", "attention", "dropout", "loss", "lora_rank", "lora_targets", "pad_vocab",
     "tensor_parallel",
 )  # fmt: skip
-"""Settings on which a pass depends: none of the engine's, and not the micro-batch."""
+"""Settings on which a pass depends: none of the engine's, and the micro-batch only through the chunks of the loss."""

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from dsnb.base.formulas.memory import kept_activations
 from dsnb.models import attention
 from dsnb.models.build import DTYPES, model_config
+from dsnb.models.chunks import chunk_tokens
 from dsnb.models.loss import CausalLoss, aligned
 from dsnb.models.observe import TRACED
 from dsnb.models.observe.fake import (
@@ -40,7 +41,6 @@ from dsnb.models.observe.fake import (
 )
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
-from dsnb.settings.training import chunk_tokens
 
 Moment = tuple[Size, float, int]
 """Bytes at a peak, elements whose gradients are computed by then, and the place."""
@@ -48,11 +48,8 @@ BEFORE, INSIDE, BEHIND, OUTSIDE = range(-1, 3)
 """Places: before the forward pass of the second group of blocks and after its backward pass, inside it, behind it, and
 outside of all blocks."""
 
-OF_NO_SIZE = (
-    "compile", "compile_unit", "loss", "activation_checkpointing", "checkpoint_every", "checkpoint_ops",
-    "checkpoint_offload",
-)  # fmt: skip
-"""Settings on which no size of a model depends."""
+OF_NO_SIZE = {"compile", "compile_unit", "checkpoint_every", "checkpoint_ops", "checkpoint_offload"}
+"""Settings on which no size of a model depends, and for which none is refused when it is built."""
 
 
 def trace(experiment: Experiment) -> dict[str, Any]:
@@ -88,12 +85,14 @@ def _of_whole(record: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
 
 def model_sizes(experiment: Experiment, layers: int) -> dict[str, Any]:
     """Count the elements of a model, whose blocks are alike: only one is built."""
-    settings = experiment.model_dump(include={*TRACED, "device"}, exclude=set(OF_NO_SIZE))
-    return _sizes_of(json.dumps(settings), layers)
+    settings = experiment.model_dump(include={*TRACED, "device"}, exclude=OF_NO_SIZE)
+    config = model_config(experiment).to_json_string()
+    return _sizes_of(json.dumps(settings), layers, config)
 
 
 @functools.lru_cache
-def _sizes_of(settings: str, layers: int) -> dict[str, Any]:
+def _sizes_of(settings: str, layers: int, _config: str) -> dict[str, Any]:
+    """Count the elements once; a file with another configuration is another model."""
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, 1)
     parameters = list(model.parameters())
@@ -356,7 +355,8 @@ def kept_sizes(experiment: Experiment) -> tuple[Size, Size]:
     needs_later = experiment.numbers.casts_weights and not experiment.compiles_blocks
     layers = 1 + kinds + needs_later
     totals: dict[int, Size] = defaultdict(Size)
-    for place, number in saved.saved(json.dumps(settings), layers):
+    config = model_config(experiment).to_json_string()
+    for place, number in saved.saved(json.dumps(settings), layers, config):
         totals[place] += allocated(number, MANY)
     outside = totals[-1]
     if experiment.compiles_blocks and experiment.loss == "chunked":

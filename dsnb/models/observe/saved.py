@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._pytree import tree_leaves
 
+from dsnb.models.build import model_config
 from dsnb.models.observe.fake import MANY, as_cuda, build, period
 from dsnb.models.parts import blocks, output_layer
 from dsnb.settings.experiment import Experiment
@@ -29,8 +30,11 @@ Results = Sequence[Any]
 
 
 @functools.lru_cache
-def saved(settings: str, layers: int) -> list[tuple[int, int]]:
-    """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes."""
+def saved(settings: str, layers: int, config: str) -> list[tuple[int, int]]:
+    """Return what a model of `layers` blocks saves: the number of the block (-1 outside of blocks) and the bytes.
+
+    `config` is the model's, by which a changed file is another model.
+    """
     experiment = Experiment.recorded(json.loads(settings))
     model, fake = build(experiment, layers)
     existing = [*model.parameters(), *model.buffers()]
@@ -49,7 +53,7 @@ def saved(settings: str, layers: int) -> list[tuple[int, int]]:
 
     compute = model._hidden if model.chunked else model.forward  # chunks do not grow with MANY
     if experiment.compiles_blocks:
-        _partition_blocks(blocks(model), period(model.config), keep)
+        _partition_blocks(blocks(model), period(model_config(experiment)), keep)
         head = output_layer(model)
         head.forward = alone(head, head.forward)
         model._loss = alone(nn.Module(), model._loss)
@@ -110,7 +114,7 @@ class _Places:
 def _partition_blocks(
     modules: Sequence[nn.Module], every: int, keep: Callable[[Iterable[int], Results], None]
 ) -> None:
-    """Run each block as its own graphs, which blocks of a kind share if their inputs are alike.
+    """Run each block as its own graphs, which blocks of a kind share if their weights and inputs are alike.
 
     Kinds of blocks repeat with the period `every`; `keep` sees the number of a block with what it saves.
     """
@@ -127,8 +131,8 @@ def _partition_blocks(
         def forward(*arguments: Any, **named: Any) -> Any:
             nonlocal running
             running = place
-            inputs = (_format(leaf) for leaf in tree_leaves((arguments, named)))
-            kind = place % every, *inputs
+            leaves = tree_leaves((tensors, arguments, named))
+            kind = type(block), place % every, *map(_format, leaves)
             if kind not in made:
                 made[kind] = _graphs(block, whole, keep_of_block)
             return made[kind](tensors, arguments, named)

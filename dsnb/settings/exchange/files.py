@@ -131,10 +131,13 @@ def _adapters(experiment: Experiment) -> Iterator[str]:
 def _training_arguments(experiment: Experiment) -> str:
     """Return a module with the arguments of the Trainer and of the model."""
     name = experiment.name_with_model
+    names = ["arguments", "model_arguments"]
+    if experiment.lora_rank:
+        names.insert(1, "lora_arguments")
     lines = [
         f'"""{name} for transformers\' Trainer.',
         "",
-        f"    from {Path(ARGUMENTS_FILE).stem} import arguments, model_arguments",
+        f"    from {Path(ARGUMENTS_FILE).stem} import {', '.join(names)}",
         "",
         '    args = TrainingArguments("output", **arguments)  # before the model, for ZeRO 3',
         "    model = AutoModelForCausalLM.from_pretrained(NAME, **model_arguments)",

@@ -26,7 +26,8 @@ fake, memory_trace, partitioner = (
     [
         ("bloom-tiny", {"strategy": "plain"}),
         ("gpt2-tiny", {"checkpoint_offload": True, "attention": "eager"}),
-        ("gpt2-tiny", {"loss": "chunked", "seq_len": 1000}),  # two chunks of 1,500 tokens
+        ("gpt2-tiny", {"loss": "chunked", "seq_len": 1000, "micro_batch_size": 1}),  # one chunk
+        ("llama-tiny", {"loss": "chunked", "seq_len": 1000, "micro_batch_size": 5}),  # three
     ],
 )
 def test_a_trace_serves_all_micro_batches(model, settings):
@@ -39,10 +40,11 @@ def test_a_trace_serves_all_micro_batches(model, settings):
         **settings,
     }
     one = Experiment(model=model, **settings)
-    found = MemoryTrace.of(json.loads(json.dumps(memory_trace.trace(one))), 3)
+    size = one.micro_batch_size
+    found = MemoryTrace.of(json.loads(json.dumps(memory_trace.trace(one))), size)
     with memory_trace.flash_attention(), fake.as_on_gpu():
-        all_blocks = memory_trace.eager(one, 4, every=4, sequences=3)
-    own = MemoryTrace.of({**memory_trace.model_sizes(one, 4), **all_blocks}, 3)
+        all_blocks = memory_trace.eager(one, 4, every=4, sequences=size)
+    own = MemoryTrace.of({**memory_trace.model_sizes(one, 4), **all_blocks}, size)
     assert found.forward_peak == pytest.approx(own.forward_peak, rel=1e-3)
     assert found.kept == pytest.approx(own.kept, rel=1e-3, abs=2048)
     assert found.moments[0][0] == pytest.approx(own.moments[0][0], rel=1e-3)
@@ -57,8 +59,9 @@ def test_a_trace_serves_all_micro_batches(model, settings):
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
+        *((f"{name}-tiny", {}) for name in ("gpt2", "opt", "bloom", "falcon", "neox", "phi3")),
+        *((f"{name}-tiny", {"loss": "chunked"}) for name in ("qwen3", "gemma2")),
         ("llama-tiny", {"activation_checkpointing": True}),
-        ("bloom-tiny", {"loss": "chunked"}),
         ("gpt2-tiny", {"compile": "default", "compile_unit": "block"}),
     ],
 )
@@ -70,6 +73,61 @@ def test_formats_as_wide_and_masters_change_no_byte(model, settings):
         memory_trace.trace(Experiment(**{"precision": "bf16", **common, **one})) for one in trained
     ]
     assert others == [first, first]
+
+
+@pytest.mark.parametrize("compile", ["off", "default"])
+def test_a_changed_configuration_is_another_model_to_a_process(tmp_path, compile):
+    path = tmp_path / "config.json"
+    found = []
+    for width in (64, 128):
+        path.write_text(json.dumps(PRESETS["llama-tiny"].config() | {"hidden_size": width}))
+        one = Experiment(model=str(path), seq_len=32, precision="bf16", compile=compile)
+        found.append(memory_trace.trace(one))
+    assert found[0]["parameters"] < found[1]["parameters"]
+    assert found[0]["kept"] < found[1]["kept"]
+
+
+def test_what_a_run_would_refuse_is_refused_where_blocks_are_compiled(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps({"model_type": "openai-gpt", "n_layer": 2, "n_embd": 32, "n_head": 2})
+    )
+    settings = {"compile": "default", "compile_unit": "block", "activation_checkpointing": True}
+    one = Experiment(model=str(path), seq_len=32, precision="bf16", **settings)
+    with pytest.raises(ValueError, match="transformers recomputes no blocks of openai-gpt"):
+        memory_trace.trace(one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gemma3_text", {"sliding_window": 16}),  # one block in six without a window
+        ("deepseek_v3", {"first_k_dense_replace": 1}),  # the first block has no experts
+        ("llama", {}),
+    ],
+)
+def test_blocks_that_share_graphs_save_what_each_would(kind, changes, tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(families.configuration(kind) | {"num_hidden_layers": 3} | changes))
+    one = Experiment(
+        model=str(path), seq_len=64, precision="bf16", compile="default", compile_unit="block"
+    )
+    settings = json.dumps({name: getattr(one, name) for name in memory_trace.TRACED})
+    made = []
+    whole = partitioner._graphs
+
+    def graphs(*given):
+        made.append(given)
+        return whole(*given)
+
+    monkeypatch.setattr("dsnb.models.observe.saved._graphs", graphs)
+    with memory_trace.flash_attention(), fake.as_on_gpu():
+        shared = partitioner.saved.__wrapped__(settings, 3, "")
+        of_shared = len(made)
+        monkeypatch.setattr("dsnb.models.observe.saved._format", lambda value: object())
+        each = partitioner.saved.__wrapped__(settings, 3, "")
+    assert shared == each
+    assert of_shared < len(made) - of_shared
 
 
 @pytest.mark.process
@@ -288,6 +346,6 @@ def test_a_few_compiled_blocks_tell_what_all_of_them_save(model, settings, tmp_p
         own = {name: getattr(one, name) for name in (*memory_trace.TRACED, "device")} | {
             "compile_unit": "model"
         }
-        whole = partitioner.saved(json.dumps(own), 4)
+        whole = partitioner.saved(json.dumps(own), 4, "")
     bytes_of_all = sum(number // fake.MANY for _, number in whole if number % fake.MANY == 0)
     assert (outside + 4 * block).per_sequence == pytest.approx(bytes_of_all)
