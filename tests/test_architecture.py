@@ -126,13 +126,15 @@ def packages(path):
 
 
 def test_tracing_is_left_to_processes_of_its_own():
-    """Predictions load no torch: of models, they import only the package that names its questions."""
+    """Predictions load no torch: of models, they import only what names questions and how large chunks are."""
     imported = {name for path in MODULES if layer(path) == "prediction" for name in imports(path)}
     assert {name for name in imported if name.startswith("dsnb.models")} <= {
         "dsnb.models",
+        "dsnb.models.chunks",
         "dsnb.models.observe",
     }
-    assert not packages(ROOT / "dsnb" / "models" / "observe" / "__init__.py")
+    for module in ("observe/__init__.py", "chunks.py"):
+        assert not packages(ROOT / "dsnb" / "models" / module)
 
 
 PUBLIC = {
