@@ -80,7 +80,7 @@ def given(monkeypatch):
     ],
 )
 def test_causal_attention_without_a_mask_is_transformers_eager_one(name, given):
-    """In fp64, but with experts, which lack it: rounded to fp32, a number near zero may be on the other side of OPT's ReLU."""
+    """In fp64, which experts lack: in fp32, a number near zero may be on the other side of OPT's ReLU."""
     torch.manual_seed(0)
     ids = torch.randint(3, 256, (2, 100))
     has_experts = model_shapes.shared_sizes(config_of(name).to_dict()).get("experts")
