@@ -209,6 +209,13 @@ def test_time_hours_and_cost_of_a_tight_setting_are_the_least(shown):
 def test_a_model_is_found_by_a_part_of_its_name_and_texts_of_an_address_stay_texts(shown):
     ask(shown.tab, model="meta-llama/llama-3.1-8b", gpu="H100", gpus="8")
     assert "llama-3.1-8b on 8 H100" in shown.tab.text_content(".calc-result h2")
+    ask(shown.tab, model="llama-3.1-8b", gpu="4090", gpus="8")
+    assert "llama-3.1-8b on 8 RTX 4090" in shown.tab.text_content(".calc-result h2")
+    for asked in ({"gpu": "H999"}, {"gpus": "7"}, {"seq_len": "999"}):
+        ask(shown.tab, model="llama-3.1-8b", **asked)
+        problem = shown.tab.text_content(".calc-problem")
+        assert problem.startswith("The page has no such choice: ")
+        assert problem.endswith(f": {next(iter(asked.values()))}. Choose another above.")
     ask(shown.tab, model="<img src=x onerror=alert(1)>")
     assert "does not know this model" in shown.tab.text_content(".calc-problem")
     assert shown.tab.query_selector("main img") is None

@@ -78,13 +78,23 @@ class Calculator {
     const given = new URLSearchParams(location.hash.slice(1));
     const { controls } = this;
     const first = { model: this.models[this.start.model].name, ...this.start.inputs };
+    let unknown = "";
     for (const name of Object.keys(this.words.fields)) {
       const value = given.get(name) ?? first[name] ?? "";
       if (name === "seq_len") this.fillLengths(this.find(controls.model.value));
-      const known = controls[name].tagName !== "SELECT" || [...controls[name].options].some((option) => option.value === value);
-      if (known) controls[name].value = value;
+      if (controls[name].tagName === "SELECT") unknown ||= !this.choose(controls[name], String(value)) && `${this.words.fields[name]}: ${value}`;
+      else controls[name].value = value;
     }
-    this.show();
+    this.show(unknown && fill(this.words.unknownChoice, { choice: unknown }));
+  }
+
+  // Choose the option of a text, or the only one that ends with it, as "RTX 4090" with "4090"; return whether there is one.
+  choose(list, text) {
+    const values = [...list.options].map(({ value }) => value);
+    const ends = values.filter((value) => value.toLowerCase().endsWith(` ${text.toLowerCase()}`));
+    const value = values.includes(text) ? text : (ends.length === 1 ? ends[0] : null);
+    if (value !== null) list.value = value;
+    return value !== null || !text;
   }
 
   fillLengths(place) {
@@ -181,12 +191,12 @@ class Calculator {
     return parts.join(" ");
   }
 
-  show() {
+  show(unknown = "") {
     const { asked, controls, words } = this;
     controls.tokens.placeholder = asked.model ? amount(this, asked.model.tokens[asked.trained]) : "";
     const problems = { model: asked.model ? "" : words.unknownModel, tokens: asked.tokens === null || asked.tokens > 0 ? "" : words.wrongTokens };
     for (const [name, problem] of Object.entries(problems)) controls[name].setCustomValidity(problem);
-    const problem = problems.model || problems.tokens;
+    const problem = problems.model || problems.tokens || unknown;
     this.result.replaceChildren(...(problem ? [element("p", { class: "calc-problem", role: "alert" }, problem)] : this.answer(asked)));
     if (!problem) this.write();
   }
