@@ -241,7 +241,7 @@ def _with_equal_chunks(experiment: Experiment) -> int:
 def _uses_format_of_weights(experiment: Experiment) -> bool:
     """Return whether a pass in half precision holds something in the format of trained weights, which may be fp32.
 
-    Adapters are computed in it, and a compiled model's gradient of the output layer is where its loss is chunked.
+    Adapters are in it, and so is the gradient of the output layer of a compiled model whose loss is chunked.
     """
     has_gradient = experiment.loss == "chunked" and experiment.compile != "off"
     numbers = experiment.numbers

@@ -82,19 +82,21 @@ class Calculator {
     for (const name of Object.keys(this.words.fields)) {
       const value = given.get(name) ?? first[name] ?? "";
       if (name === "seq_len") this.fillLengths(this.find(controls.model.value));
-      if (controls[name].tagName === "SELECT") unknown ||= !this.choose(controls[name], String(value)) && `${this.words.fields[name]}: ${value}`;
-      else controls[name].value = value;
+      if (controls[name].tagName !== "SELECT") controls[name].value = value;
+      else if (!this.choose(controls[name], String(value))) unknown = fill(this.words.unknownChoice, { choice: `${this.words.fields[name]}: ${value}` });
     }
-    this.show(unknown && fill(this.words.unknownChoice, { choice: unknown }));
+    this.show(unknown);
   }
 
   // Choose the option of a text, or the only one that ends with it, as "RTX 4090" with "4090"; return whether there is one.
   choose(list, text) {
     const values = [...list.options].map(({ value }) => value);
     const ends = values.filter((value) => value.toLowerCase().endsWith(` ${text.toLowerCase()}`));
-    const value = values.includes(text) ? text : (ends.length === 1 ? ends[0] : null);
-    if (value !== null) list.value = value;
-    return value !== null || !text;
+    const near = ends.length === 1 ? ends[0] : text;
+    const value = values.includes(text) ? text : near;
+    const isKnown = values.includes(value);
+    if (isKnown) list.value = value;
+    return isKnown || !text;
   }
 
   fillLengths(place) {
